@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.artifact.manifest import PointInfo
+from pipeline.artifact.manifest import ComparisonInfo, PointInfo
+from pipeline.compare.run_names import in_precision
 from pipeline.spec.verdicts import AdviceKind, Verdict
 
 Cause = tuple[str, str, str]  # output, kind of the verdict, run
@@ -60,6 +61,18 @@ def problems(points: Sequence[PointInfo]) -> list[Problem]:
         for problem in found:
             problem.points += not here.isdisjoint(problem.causes)
     return found
+
+
+def only_engine_failed(comparison: ComparisonInfo) -> bool:
+    """True if the comparison failed, and all failures are of the engine or of half.onnx.
+
+    So model.onnx itself passed.
+    """
+    failed = [result.pair[1] for point in comparison.points for result in point.results
+              if not result.passed]  # fmt: skip
+    failed += [check.run for check in comparison.checks if not check.passed]
+    others = any(note.fails for note in comparison.notes)
+    return bool(failed) and not others and all(map(in_precision, failed))
 
 
 def with_worst(points: Sequence[PointInfo]) -> list[PointInfo]:

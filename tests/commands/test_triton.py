@@ -39,6 +39,12 @@ GRAPHS = {
         y = Mul (kept, column) }""",
     "fixed": """(float[2, 8, t] x) => (float[2, u] y) {
         y = ReduceMax <axes = [1], keepdims = 0> (x) }""",
+    # `a` is beyond fp16
+    "large": """(float[b, 3, 4, 4] x) => (float[b, 1, 4, 4] y)
+        <float[1, 3, 1, 1] k = {6e4, 6e4, 6e4}, float[1] tenth = {0.1}> {
+        a = Conv (x, k)
+        r = Relu (a)
+        y = Mul (r, tenth) }""",
     "scalar": "(float[n] x) => (float s) { s = ReduceMax <keepdims = 0> (x) }",
 }
 RANGES = {
@@ -49,6 +55,7 @@ DIMS = {
     "depend": ("b=1:8:32",),
     "kinds": ("b=1:2:4", "t=1:8:16"),
     "fixed": ("t=4:4",),
+    "large": ("b=1:4:8",),
     "scalar": ("n=1:8:16",),
 }
 Make = Callable[[str], Path]
@@ -141,6 +148,42 @@ def test_a_model_with_a_batch(converted: Make, cli: Run, tmp_path: Path) -> None
     assert not config.instance_group and not config.optimization.cuda.graphs
     assert "batches of up to 32" in output and "compared: no" not in output
     assert f"{image('26.07')} tritonserver --model-repository=/models" in output
+
+
+def test_a_model_that_failed_its_comparison_is_refused(changed: Make, cli: Run) -> None:
+    artifact = changed("relu")
+    model = onnx.load(artifact / "model.onnx")
+    model.graph.node[0].op_type = "Abs"
+    onnx.save(model, artifact / "model.onnx")
+    refinish(artifact)
+    assert cli("verify", artifact)[0] == 1
+    refused(
+        cli("triton", artifact, "models"),
+        f"{artifact}: its comparison failed, so it is not served",
+        f"`pipeline inspect {artifact}`",
+        "Convert again",
+    )
+    assert not Path("models").exists()
+
+
+def test_only_the_engine_failed(converted: Make, cli: Run) -> None:
+    source = converted("large").with_suffix(".onnx")
+    code, _, errors = cli(
+        "convert", source, "--dim", "b=1:4:8", "--precision", "fp16", "--quick", "--out", "half"
+    )
+    assert code == 1 and "is kept, marked as failed" in errors
+    code, output, errors = cli("triton", "half", "models")
+    assert code == 0, errors
+    assert "compared: model.onnx passed. The engine failed, and is not served" in output
+    assert read_config(Path("models/large")).backend == "onnxruntime"
+    made = cli("triton", "half", "models", "--json")[1]
+    assert (json.loads(made)["compared"], json.loads(made)["engine_failed"]) == (True, True)
+    for_tensorrt(Path("half"))
+    refused(
+        cli("triton", "half", "models"),
+        "half: its engine failed its comparison, so it is not served",
+        "--backend onnxruntime",
+    )
 
 
 def test_rows_that_depend_are_not_batched(converted: Make, cli: Run) -> None:

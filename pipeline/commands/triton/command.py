@@ -100,10 +100,17 @@ def written_text(written: Written, artifact: Path) -> str:
         f"GPU:      compute capability {gpu}" if gpu else "",
         f"requests: {batches}",
         f"warm-up:  {', '.join(written.warm_up) or 'none'}",
-        "" if written.compared else f"compared: no. Run `pipeline verify {quote(str(artifact))}`",
+        _compared(written, artifact),
         f"start:    {written.command}",
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _compared(written: Written, artifact: Path) -> str:
+    """The line on the comparison; empty if all of it passed."""
+    if written.engine_failed:
+        return "compared: model.onnx passed. The engine failed, and is not served"
+    return "" if written.compared else f"compared: no. Run `pipeline verify {quote(str(artifact))}`"
 
 
 def replayed_text(found: Replayed) -> str:

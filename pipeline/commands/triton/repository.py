@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from pipeline.artifact.artifact import Artifact, check_file
@@ -37,6 +38,7 @@ from pipeline.commands.triton.containers import (
     find_release,
     image,
 )
+from pipeline.compare.problems import only_engine_failed
 from pipeline.errors import InputError
 from pipeline.graph.external_data import check_models, outside_files
 from pipeline.graph.reading import read_onnx
@@ -80,6 +82,7 @@ class Written:
         why_no_batches: The reason for a `max_batch_size` of 0; empty for others.
         warm_up: The labels of the warm-up requests.
         compared: Whether the comparison of what is served has passed.
+        engine_failed: Whether the engine, which is not served, failed its comparison.
         command: The command that starts the server.
     """
 
@@ -92,6 +95,7 @@ class Written:
     why_no_batches: str
     warm_up: tuple[str, ...]
     compared: bool
+    engine_failed: bool
     command: str
 
     def to_json(self) -> str:
@@ -105,13 +109,14 @@ def write_model(artifact: Artifact, repository: Path, choice: Choice) -> Written
     A model of the same name is replaced if `write_model` wrote it. Other models stay as they are.
 
     Raises:
-        InputError: Triton can't load the engine, or ONNX Runtime the ONNX file. Or the model's
-            folder belongs to somebody else.
+        InputError: What would be served failed its comparison. Or Triton can't load the engine, or
+            ONNX Runtime the ONNX file. Or the model's folder belongs to somebody else.
     """
     manifest = artifact.manifest
     name = choice.name or manifest.name
     place = _place(repository, name)
     backend = _backend(artifact, choice)
+    engine_failed = _check_comparison(artifact, backend)
     plugins = _plugins(artifact, choice) if backend == "tensorrt" else ()
     engine = manifest.target if backend == "tensorrt" else None
     if engine is None:
@@ -122,7 +127,6 @@ def write_model(artifact: Artifact, repository: Path, choice: Choice) -> Written
     shapes = engine_shapes(manifest.interface) if engine else onnx_shapes(artifact.model)
     served = Served(name, backend, batching, shapes, narrowed_dtypes(manifest, backend))
     config = make_config(manifest, served)
-    passed = manifest.comparison is not None and manifest.comparison.passed
     with replacing(place, keep=False, marker=MARKER) as staging:
         _fill(staging, artifact, config, backend, plugins)
     return Written(
@@ -134,7 +138,8 @@ def write_model(artifact: Artifact, repository: Path, choice: Choice) -> Written
         max_batch_size=batching.largest,
         why_no_batches=batching.why,
         warm_up=config.warm_up,
-        compared=passed and (engine is None or manifest.engine_compared),
+        compared=manifest.comparison is not None and (engine is None or manifest.engine_compared),
+        engine_failed=engine_failed,
         command=_command(repository, name, release, plugins, gpu=engine is not None),
     )
 
@@ -173,6 +178,28 @@ def _backend(artifact: Artifact, choice: Choice) -> Backend:
         return "tensorrt"
     check_models(artifact.model.parent, [MODEL], manifest.interface)
     return "onnxruntime"
+
+
+def _check_comparison(artifact: Artifact, backend: Backend) -> bool:
+    """Raises `InputError` if what is served failed its comparison, as a store refuses it.
+
+    Returns:
+        True if the engine failed, and model.onnx is served, which passed.
+    """
+    comparison, where = artifact.manifest.comparison, artifact.path
+    if comparison is None or comparison.passed:
+        return False
+    details = f"`pipeline inspect {quote(str(where))}` says what differs"
+    if not only_engine_failed(comparison):
+        raise InputError(
+            f"{where}: its comparison failed, so it is not served. {details}. Convert again"
+        )
+    if backend == "tensorrt":
+        raise InputError(
+            f"{where}: its engine failed its comparison, so it is not served. {details}. Build it "
+            "again with another --precision, or serve model.onnx with --backend onnxruntime"
+        )
+    return True
 
 
 def _plugins(artifact: Artifact, choice: Choice) -> tuple[Path, ...]:
