@@ -141,8 +141,9 @@ class Store:
             text: The name, or at least the first 6 digits of the key.
 
         Raises:
-            InputError: There is none, or several keys begin so.
+            InputError: There is none, several keys begin so, or the store does not exist.
         """
+        self.place.check_exists()
         found = self.entries()
         own = folder_of(text)
         for entry in found:
