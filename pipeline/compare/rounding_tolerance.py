@@ -21,10 +21,9 @@ from pipeline.spec.interface import Interface
 from pipeline.spec.noise import Noise
 from pipeline.spec.noise_parts import MOST, measured
 from pipeline.spec.precision import HALVES, ROUNDED
-from pipeline.spec.tensors import Feed, Precision, Tolerance
+from pipeline.spec.tensors import MOST_DIFFERING, Feed, Precision, Tolerance
 
 _MARGIN = 4  # the factor on the share of integers that differ, as in `pipeline.spec.noise`
-_MOST_DIFFERING = 0.1  # `Tolerance` allows no larger share
 
 
 @dataclass
@@ -122,6 +121,6 @@ def _integers(
     size = sum(exact.size for _, exact in pairs)
     if not count:
         return own
-    share = float(f"{min(_MARGIN * count / size, _MOST_DIFFERING):.2g}")
+    share = float(f"{min(_MARGIN * count / size, MOST_DIFFERING):.2g}")
     why = f"measured: {how} changes {count} of {size}"
     return replace(own, differing=max(own.differing, share), why=why)
