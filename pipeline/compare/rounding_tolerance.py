@@ -109,8 +109,10 @@ def _tolerance(
 
 
 def _at_least(own: Tolerance, found: Tolerance) -> Tolerance:
-    wide = found if found.atol >= own.atol else own
-    return replace(wide, rtol=max(own.rtol, found.rtol), why=found.why)
+    wide, why = found, found.why
+    if found.atol < own.atol:
+        wide, why = own, f"the atol for fp32 is wider, so it counts: {own.why}; else: {found.why}"
+    return replace(wide, rtol=max(own.rtol, found.rtol), why=why)
 
 
 def _integers(
@@ -122,5 +124,6 @@ def _integers(
     if not count:
         return own
     share = float(f"{min(_MARGIN * count / size, MOST_DIFFERING):.2g}")
-    why = f"measured: {how} changes {count} of {size}"
-    return replace(own, differing=max(own.differing, share), why=why)
+    if share <= own.differing:
+        return own
+    return replace(own, differing=share, why=f"measured: {how} changes {count} of {size}")
