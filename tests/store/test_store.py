@@ -69,8 +69,20 @@ def test_what_is_pushed_is_pulled_to_the_byte(store: Store, artifact: Path, tmp_
     assert store.has(manifest)
     assert store.named("tiny").key == found.key
     assert store.named(entry.key[:8]).key == entry.key
+    assert store.named(entry.key[:4]).key == entry.key
+    with pytest.raises(InputError, match=r"too short for a key\. Pass at least 4 digits, such as"):
+        store.named(entry.key[:3])
     with pytest.raises(InputError, match=r"has no entry nothing\. Its models: tiny"):
         store.named("nothing")
+
+
+def test_a_beginning_of_several_keys(artifact: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    store = Store.open(str(tmp_path / "store"))
+    for number in (1, 2):  # their keys begin with many zeros
+        store.push(Artifact.open(variant(artifact, tmp_path / str(number), number)))
+    with pytest.raises(InputError, match=r"2 keys begin with 00000: 0{12}, 0{12}\. Pass more"):
+        store.named("00000")
 
 
 def test_a_file_that_two_artifacts_share_is_stored_once(
