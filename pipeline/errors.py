@@ -178,6 +178,23 @@ def first_line(error: BaseException, empty: str | None = None) -> str:
     return lines[0] if lines else type(error).__name__ if empty is None else empty
 
 
+_LINES, _CHARACTERS = 4, 400  # of `first_lines`
+
+
+def first_lines(error: BaseException) -> str:
+    """The first lines of an exception's message as one line. The first may be a heading only.
+
+    Args:
+        error: any library's exception.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = ""
+    for line in lines[:_LINES]:
+        text += f"{'' if not text else ' ' if text.endswith(':') else '; '}{line}"
+    cut = len(lines) > _LINES or len(text) > _CHARACTERS
+    return f"{text[:_CHARACTERS]} ..." if cut else text
+
+
 def ended_run(error: BaseException) -> str:
     """A sentence on user-supplied code that raised what is no `Exception`, such as `sys.exit()`.
 

@@ -90,6 +90,11 @@ ADVICE: tuple[Advice, ...] = (
         text=r"has type UInt8",
     ),
     Advice(
+        "compute capability 7.5 has no float32 products: build with --precision fp16, or leave "
+        "out --gpu sm75",
+        text=r"for Turing.*FP32 GEMM is not supported",
+    ),
+    Advice(
         "this TensorRT is strongly typed: convert the whole module with .half(), or cast one input",
         text=r"must have same input types|first input has type",
     ),

@@ -72,6 +72,7 @@ def ls(arguments: argparse.Namespace, announce: Announce) -> int:
 
     del announce
     store = Store.open(arguments.store)
+    store.place.check_exists()
     rows: list[dict[str, Any]] = []
     left = 0
     for listed in store.entries():
@@ -117,7 +118,9 @@ def gc(arguments: argparse.Namespace, announce: Announce) -> int:
     from pipeline.store.entry import key_of
     from pipeline.store.store import Store
 
-    done = collect(Store.open(arguments.store), arguments.max_size, arguments.grace, announce)
+    store = Store.open(arguments.store)
+    store.place.check_exists()
+    done = collect(store, arguments.max_size, arguments.grace, announce)
     if arguments.json:
         show(json.dumps(asdict(done), indent=2))
         return 0

@@ -21,10 +21,9 @@ from pipeline.spec.interface import Interface
 from pipeline.spec.noise import Noise
 from pipeline.spec.noise_parts import MOST, measured
 from pipeline.spec.precision import HALVES, ROUNDED
-from pipeline.spec.tensors import Feed, Precision, Tolerance
+from pipeline.spec.tensors import MOST_DIFFERING, Feed, Precision, Tolerance
 
 _MARGIN = 4  # the factor on the share of integers that differ, as in `pipeline.spec.noise`
-_MOST_DIFFERING = 0.1  # `Tolerance` allows no larger share
 
 
 @dataclass
@@ -110,8 +109,10 @@ def _tolerance(
 
 
 def _at_least(own: Tolerance, found: Tolerance) -> Tolerance:
-    wide = found if found.atol >= own.atol else own
-    return replace(wide, rtol=max(own.rtol, found.rtol), why=found.why)
+    wide, why = found, found.why
+    if found.atol < own.atol:
+        wide, why = own, f"the atol for fp32 is wider, so it counts: {own.why}; else: {found.why}"
+    return replace(wide, rtol=max(own.rtol, found.rtol), why=why)
 
 
 def _integers(
@@ -122,6 +123,7 @@ def _integers(
     size = sum(exact.size for _, exact in pairs)
     if not count:
         return own
-    share = float(f"{min(_MARGIN * count / size, _MOST_DIFFERING):.2g}")
-    why = f"measured: {how} changes {count} of {size}"
-    return replace(own, differing=max(own.differing, share), why=why)
+    share = float(f"{min(_MARGIN * count / size, MOST_DIFFERING):.2g}")
+    if share <= own.differing:
+        return own
+    return replace(own, differing=share, why=f"measured: {how} changes {count} of {size}")

@@ -33,6 +33,7 @@ from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import shape_at, sizes_text
 from pipeline.spec.findings import Facts, Note, NoteKind, note
 from pipeline.spec.metrics import measured
+from pipeline.spec.precision import ROUNDED
 from pipeline.spec.profiles import Point, Profile
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Precision
@@ -258,6 +259,8 @@ def _advised(result: Verdict, job: Job) -> Verdict:
         return result
     if job.precision == "fp16" and result.facts.get("whose") == run:
         return result.knowing(advice="fp16-overflow", clean=result.pair[0])
+    if result.kind == "values-differ" and job.precision in ROUNDED:
+        return result.knowing(advice="rounding-picks", precision=job.precision)
     if result.kind == "inconclusive" and job.measured:
         return result.knowing(advice="rounding-hides", precision=job.precision)
     if result.max_rel is None or not (job.untold or job.measured):

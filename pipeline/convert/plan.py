@@ -68,7 +68,8 @@ def plan_conversion(
         announce: Called with each step that begins.
 
     Raises:
-        InputError: The config is not valid, a plugin does not exist, or the weights can't be read.
+        InputError: The config is not valid, a plugin does not exist, the weights can't be read, or
+            the store's bucket does not exist.
         StoreError: The store can't be read.
         TargetMissing: The target's TensorRT is not installed.
     """
@@ -94,7 +95,9 @@ def plan_conversion(
     weights = manifest.model.weights
     parts = [stage_parts(config, spec, one, weights) for one in every]
     store, found = open_store(config, spec), None
-    if store is not None and not config.force:
+    if store is not None and config.force:
+        store.place.check_bucket()  # the look-up does it, and there is none
+    elif store is not None:
         found = pull_best(store, Wanted(place, manifest, parts), old, stack, announce)
         old = found.old
     by_options = [keys_of(each) for each in parts]

@@ -58,6 +58,7 @@ def decided(
         CompareError: The search failed.
     """
     recipe, info = options.recipe, None
+    left_out: dict[str, str] = {}
     path = fresh(folder / RECIPE)
     if options.auto:
         found = search_artifact(
@@ -66,9 +67,14 @@ def decided(
         )  # fmt: skip
         recipe, info = found.recipe, found.info
     elif recipe is not None:
-        info = choices_in(loaded(folder / MODEL)[0], options.precision)[0].info(recipe)
+        choices = choices_in(loaded(folder / MODEL)[0], options.precision)[0]
+        info, left_out = choices.info(recipe), choices.left_out(recipe)
+        for pattern, text in left_out.items():
+            search.announce(f"recipe: {pattern} = fp32 leaves {text}")
     if recipe is not None and info is not None:
         notes = {island.pattern: island.text for island in info.islands}
+        for pattern, text in left_out.items():
+            notes[pattern] = "\n".join(filter(None, (notes.get(pattern), f"leaves {text}")))
         head = f"{_HEAD.format(name=search.manifest.name)}\n{info.text}"
         if recipe.lines[0][0] == EVERYTHING:
             notes[EVERYTHING] = head

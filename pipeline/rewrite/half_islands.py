@@ -8,6 +8,7 @@ the rules for half precision without a recipe.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -29,10 +30,11 @@ from pipeline.rewrite.half_rules import (
     view,
 )
 from pipeline.spec.precision import HALVES, NarrowType
-from pipeline.spec.recipe import EVERYTHING, HalfInfo, Island, Recipe, matches
+from pipeline.spec.recipe import EVERYTHING, HalfInfo, Island, Recipe, counted, matches
 
 # also for bfloat16: before opset 22, ONNX's Conv has no bfloat16, and TensorRT's has
 _HALF = "tensor(float16)"
+_BELOW = ".*"  # after a module's name: its submodules
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _WHOLE = frozenset(
     getattr(onnx.TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
@@ -46,7 +48,7 @@ class Address:
     Args:
         group: The module of the node. In the whole model's own code, the line ``model.py:12``.
             Without either, the name of the node.
-        part: The group with the op: ``encoder.norm/Pow``.
+        part: The group with the op: ``model.encoder.norm/Pow``.
         names: All names that a pattern can match.
     """
 
@@ -103,15 +105,50 @@ class Choices:
             InputError: A pattern matches no node.
         """
         for pattern, _ in recipe.lines:
-            if pattern != EVERYTHING and not any(
-                matches(pattern, address.names) for address in self.addresses.values()
-            ):
+            if pattern != EVERYTHING and not self._matching(pattern):
                 raise InputError(
-                    f"recipe: {pattern!r} matches no node that could be in half precision. "
-                    "Correct or remove the line"
+                    f"recipe: {pattern!r} is not the name of a node that could be in half "
+                    f"precision, or of such a node's module or line. {self._near(pattern)}"
                 )
         half = frozenset(self.addresses.keys() - self.wide(recipe).keys())
         return HalfPlan(half, {place: self.slots[place] for place in half})
+
+    def left_out(self, recipe: Recipe) -> dict[str, str]:
+        """A note on each float32 line whose module has other nodes that are in half precision.
+
+        They are those of its submodules, or its own if the line is for its submodules.
+        """
+        wide, notes = self.wide(recipe), {}
+        for pattern in recipe.islands:
+            module = pattern.removesuffix(_BELOW)
+            if EVERYTHING in module:
+                continue
+            other = f"{module}{_BELOW}" if module == pattern else module
+            count = len(self._matching(other) - wide.keys())
+            whose = "its submodules" if module == pattern else "the module itself"
+            if count:
+                nodes = counted(count, "node")
+                notes[pattern] = f"{nodes} of {whose} in half precision, which {other} matches"
+        return notes
+
+    def _matching(self, pattern: str) -> set[int]:
+        return {place for place, each in self.addresses.items() if matches(pattern, each.names)}
+
+    def _near(self, pattern: str) -> str:
+        """What to write in place of a pattern that matches nothing."""
+        below = self._matching(f"{pattern}{_BELOW}")
+        if below:
+            nodes = counted(len(below), "node")
+            return f"It is a module whose submodules have {nodes}: write {pattern}{_BELOW}"
+        known = {name: None for each in self.addresses.values() for name in each.names}
+        for name in known:
+            end = f".{name}.".find(f".{pattern}.")
+            if end > 0:  # without the names of the modules around it
+                whole = name[: end - 1 + len(pattern) + 1]
+                found = whole if whole in known else f"{whole}{_BELOW}"
+                return f"Did you mean {found}?"
+        close = difflib.get_close_matches(pattern, known, n=1)
+        return f"Did you mean {close[0]}?" if close else "Correct or remove the line"
 
 
 def choices_of(

@@ -10,6 +10,7 @@ import importlib.metadata
 import inspect
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import InputError, PipelineError, first_line
+from pipeline.errors import InputError, PipelineError, first_line, first_lines
 from pipeline.machine.libraries import import_torchvision
 from pipeline.machine.python_file import line_of_error, run_python_file
 
@@ -146,11 +147,25 @@ def call_factory(text: str, factory: Callable[..., Any], options: Mapping[str, A
     except PipelineError:
         raise
     except (Exception, SystemExit) as error:
-        first = first_line(error, "")
         raise InputError(
-            f"source {text}: the factory raises {type(error).__name__}: {first}",
+            f"source {text}: the factory raises {type(error).__name__}: {first_lines(error)}"
+            f"{_raised_at(error)}",
             detail="".join(traceback.format_exception(error)),
         ) from error
+
+
+def _raised_at(error: BaseException) -> str:
+    """The last line of the user's own code in a traceback, for an error; empty if there is none."""
+    library = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = "site-packages" in path.parts or any(map(path.is_relative_to, library))
+        if path.is_file() and not installed:
+            here = Path.cwd().resolve()
+            near = path.resolve().is_relative_to(here)
+            shown = path.resolve().relative_to(here) if near else path
+            return f" (raised at {shown}:{frame.lineno})"
+    return ""
 
 
 def check_options(text: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:

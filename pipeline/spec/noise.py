@@ -147,17 +147,27 @@ class Noise:
             wanted = most * self.rms
         # a few large values must not widen the tolerance of the usual ones
         rms = min(self.rms, _USUAL * self.usual)
-        atol = max(wanted, _LEAST * self.usual, limits.ulps * self.eps * rms)
+        rules = (  # of equals, the first one counts
+            (wanted, f"{limits.margin:g} times that is allowed"),
+            (
+                limits.ulps * self.eps * rms,
+                f"at least {limits.ulps} units in the last place of its root mean square are "
+                "allowed, which is more",
+            ),
+            (_LEAST * self.usual, f"at least {_LEAST:g} of its usual value is allowed"),
+        )
+        atol, rule = max(rules, key=lambda each: each[0])
         if atol > most * self.rms and rtol < self.steep <= most:
             # most values are tiny, and rounding moves the others by a share of their value
             rtol, atol = float(f"{1.05 * self.steep:.2g}"), most * min(self.rms, self.usual)
+            rule = f"{rtol:g} of an element's value is allowed"
         why = f"measured: {how} moves it by {self.moved:.2g}, its usual value is {self.usual:.2g}"
         if self.simulated and not atol <= most * rms:
             # a right engine passes if its rounding is that of the simulation
             atol = max(most * rms, min(_MARGIN_LEAST_SIMULATED * self.off, _MOST_SIMULATED * rms))
             why += f"; {atol / rms if rms else 0:.0%} of its root mean square is allowed"
         elif self.simulated:
-            why += f"; {limits.margin:g} times that is allowed"
+            why += f"; {rule}"
         if not math.isfinite(atol) or (atol > most * self.rms and not self.simulated):
             raise InputError(
                 f"{where}: {how} alone moves it by {self.off:.2g}, and its root mean square is "

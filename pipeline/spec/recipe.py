@@ -3,12 +3,15 @@
 Example::
 
     * = fp16
-    # module encoder.norm at model.py:31
-    encoder.norm = fp32
+    # module model.encoder.norm at model.py:31
+    model.encoder.norm = fp32
 
 Each line has a pattern and a precision. The last line that matches a node decides. A pattern
 matches a node by its module, by its place in the model's file (``model.py:31``), by either with the
-op (``encoder.norm/Pow``), or by its name. ``*`` stands for any text.
+op (``model.encoder.norm/Pow``), or by its name. ``*`` stands for any text.
+
+A module's name matches the nodes of its own ``forward`` only, and ``model.encoder.*`` those of its
+submodules. A search needs the difference: it keeps a module in float32 and its submodules in half.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from pipeline.spec.tensors import Precision
 
 WIDE: Precision = "fp32"
 EVERYTHING = "*"
-_ADVICE = "Write PATTERN = PRECISION, for example: encoder.norm = fp32"
+_ADVICE = "Write PATTERN = PRECISION, for example: model.encoder.norm = fp32"
 
 
 @dataclass(frozen=True)

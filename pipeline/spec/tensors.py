@@ -22,7 +22,7 @@ Pattern = Literal["", "prefix", "padding", "causal", "all"]
 
 _PATTERNS = "known: prefix, padding, causal, all"
 _FORM = 'Write for example Tolerance(rtol=1e-3, atol=1e-5, why="float32 rounding")'
-_MOST_DIFFERING = 0.1  # a larger share could hide a fault
+MOST_DIFFERING = 0.1  # a larger share could hide a fault
 
 
 @named_fields
@@ -64,9 +64,9 @@ class Tolerance:
             raise InputError(f"tolerance rtol={self.rtol} atol={self.atol}: can't be negative")
         if self.rtol >= 1:
             raise InputError(f"tolerance rtol={self.rtol}: 1 or more would pass anything")
-        if not 0 <= self.differing <= _MOST_DIFFERING:
+        if not 0 <= self.differing <= MOST_DIFFERING:
             raise InputError(
-                f"tolerance differing={self.differing}: must be a share from 0 to {_MOST_DIFFERING}"
+                f"tolerance differing={self.differing}: must be a share from 0 to {MOST_DIFFERING}"
             )
 
         if (self.axis is None) == bool(self.parts) or (self.axis or 0) < 0:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.findings import Fact, Facts, Kind, shown
+from pipeline.spec.tensors import MOST_DIFFERING
 
 VerdictKind = Literal[
     "agrees",
@@ -60,6 +61,7 @@ AdviceKind = Literal[
     "state-engine-tolerance",
     "beyond-rounding",
     "rounding-hides",
+    "rounding-picks",
 ]
 ADVICE: Mapping[AdviceKind, str] = {
     "limit-inputs": (
@@ -83,6 +85,11 @@ ADVICE: Mapping[AdviceKind, str] = {
         "Rounding to {precision} may change this output by more than its values: build the engine "
         "with --precision {wider}, or state a smaller atol with --engine-tolerance RTOL,ATOL"
     ),
+    "rounding-picks": (
+        "Rounding to {precision} changes which values are larger, so topk, argmax, sort or a "
+        "comparison picks others: build the engine with --precision {wider}. Or return the values "
+        "that are compared, such as scores, and pick in your program"
+    ),
 }
 _TIES = (
     "Values may tie there: argmax, argsort, sort and topk give equal values in any order. Return "
@@ -92,7 +99,6 @@ _TIES = (
 )
 _WIDER = "auto, which keeps in float32 what needs it, or with tf32"
 _CLOSE = "If a comparison is close there, make the values that it compares an output"
-_SHARE = "Or allow a share to differ (Tolerance(..., differing=0.001), --tolerance RTOL,ATOL,0.001)"
 
 
 @dataclass(frozen=True)
@@ -169,14 +175,16 @@ class Verdict:
         """What to do, as text; empty if there is no advice."""
         get = self.facts.get
         parts = []
-        if self.kind == "values-differ":
-            parts += [_CLOSE if get("dtype") == "bool" else _TIES, _SHARE]
+        if self.kind == "values-differ" and get("advice") is None:
+            parts.append(_CLOSE if get("dtype") == "bool" else _TIES)
         if self.kind == "inconclusive" and get("advice") is None:
             parts.append("Use a smaller atol")
         for advice, text in ADVICE.items():
             if get("advice") == advice:
                 wider = _WIDER if get("precision") != "tf32" else "fp32"
                 parts.append(text.format(precision=get("precision"), wider=wider))
+        if self.kind == "values-differ":
+            parts.append(_share(self.facts))
         if (worst := get("worst_abs")) is not None:
             parts.append(
                 f"Over all sizes it differs by up to {worst:.2e}, {get('worst_rel'):.2e} of the "
@@ -186,6 +194,22 @@ class Verdict:
             option = f" --shape {sizes_text(shape)}" if isinstance(shape, Mapping) and shape else ""
             parts.append(f"`pipeline locate ARTIFACT{option}` finds where")
         return ". ".join(parts)
+
+
+def _share(facts: Facts) -> str:
+    """The advice on a share of integers or booleans that may differ."""
+    allowed = float(str(facts.get("differing") or 0))
+    share = int(str(facts["count"])) / int(str(facts["of"]))
+    if share > MOST_DIFFERING:
+        more = f", and {allowed:g} is allowed here" if allowed else ""
+        return f"No tolerance helps: at most {MOST_DIFFERING:g} of the values may differ{more}"
+    digits = 10.0 ** math.floor(math.log10(share))
+    least = min(MOST_DIFFERING, max(0.001, round(math.ceil(share / digits) * digits, 9)))
+    now = f"{allowed:g} now" if allowed else "none now"
+    return (
+        f"Or allow a larger share to differ ({now}, at most {MOST_DIFFERING:g}): "
+        f"Tolerance(..., differing={least:g}), --tolerance RTOL,ATOL,{least:g}"
+    )
 
 
 RowChangeKind = Literal["same-sample", "other-samples", "position", "batch-size"]

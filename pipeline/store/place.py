@@ -40,6 +40,13 @@ _SCHEMES: Mapping[str, str] = {
     "gcs": "gcsfs",
 }  # fmt: skip
 _LOCAL = ("file", "local")
+# the type of a library's error -> what to do
+_LOGIN = "run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS"
+_ADVICE: Mapping[str, str] = {
+    "NoCredentialsError": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "PartialCredentialsError": "set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "DefaultCredentialsError": _LOGIN,
+}
 _TIMES = ("mtime", "LastModified", "created")  # of gcsfs and local, s3fs, memory
 
 
@@ -99,6 +106,33 @@ class Place:
             raise InputError(f"store {url}: names no bucket or folder. Write it behind ://")
         return Place(url, files, root.rstrip("/"), scheme in _LOCAL)
 
+    def check_bucket(self) -> None:
+        """Raises `InputError` if an object store has no such bucket.
+
+        An account may be allowed to use a bucket and not to ask for it. That is no error here.
+        """
+        if self.local or "memory" in self.files.protocol:
+            return
+        bucket = self.root.partition("/")[0]
+        try:
+            with _explained(self.url):
+                self.files.info(bucket)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"store {self.url}: there is no bucket {bucket}. Create it, or correct the address"
+            ) from error
+        except StoreError:
+            return
+
+    def check_exists(self) -> None:
+        """Raises `InputError` if there is no such local folder, or no such bucket.
+
+        Only a reader needs this: the first push makes a local folder.
+        """
+        if self.local and not Path(self.root).exists():
+            raise InputError(f"store {self.url}: does not exist. Correct the path, or push first")
+        self.check_bucket()
+
     def read(self, name: str) -> bytes:
         """Returns a file's bytes. Raises `FileNotFoundError` if there is none."""
         with _explained(self.url):
@@ -146,6 +180,10 @@ class Place:
         """Returns all files below a folder by name; none if it does not exist.
 
         A file's time is that of its last `touch`, if there was one.
+
+        Raises:
+            InputError: There is no such bucket.
+            StoreError: The store cannot be read.
         """
         found = self._list(under)
         if self.local:
@@ -208,11 +246,14 @@ class Place:
                 return dict(_walk(Path(self.root), under))
             listed = self.files.find(self._at(under), detail=True)
             start = len(self.root) + 1
-            return {
+            found = {
                 path[start:]: Stored(int(info["size"]), _time(info))
                 for path, info in listed.items()
                 if info["type"] == "file"
             }
+            if found:
+                return found
+        self.check_bucket()  # s3fs lists a missing bucket as an empty one
         return {}
 
     @contextlib.contextmanager
@@ -297,4 +338,6 @@ def _explained(url: str, passed: tuple[int, ...] = ()) -> Iterator[None]:
         place = f" ({error.filename})" if error.filename else ""
         raise StoreError(f"store {url}: {error.strerror or first_line(error)}{place}") from error
     except Exception as error:
-        raise StoreError(f"store {url}: {type(error).__name__}: {first_line(error)}") from error
+        kind = type(error).__name__
+        advice = f". To log in, {_ADVICE[kind]}" if kind in _ADVICE else ""
+        raise StoreError(f"store {url}: {kind}: {first_line(error)}{advice}") from error

@@ -38,6 +38,7 @@ from pipeline.store.entry import (
 )
 from pipeline.store.place import Place, Stored
 
+_LEAST_DIGITS, _SHOWN = 4, 12  # digits of a key that a user must pass, and that a text shows
 _ATTEMPTS = 2  # of reading a blob, before it counts as damaged
 
 
@@ -138,24 +139,36 @@ class Store:
         """Returns the last used entry of a model's name, or the entry of a key.
 
         Args:
-            text: The name, or at least the first 6 digits of the key.
+            text: The name, or at least the first 4 digits of the key.
 
         Raises:
-            InputError: There is none, or several keys begin so.
+            InputError: There is none, several keys begin so, the beginning is too short, or the
+                store does not exist.
         """
+        self.place.check_exists()
         found = self.entries()
         own = folder_of(text)
         for entry in found:
             if entry.name.startswith(f"{own}/"):
                 return entry
-        keys = [entry for entry in found if len(text) >= 6 and entry.key.startswith(text)]
+        keys = [entry for entry in found if text and entry.key.startswith(text)]
+        if keys and len(text) < _LEAST_DIGITS:
+            raise InputError(
+                f"store {self.place.url}: {text} is too short for a key. Pass at least "
+                f"{_LEAST_DIGITS} digits, such as {keys[0].key[:_SHOWN]}"
+            )
         if not keys:
             models = ", ".join(dict.fromkeys(entry.name.split("/")[1] for entry in found))
             raise InputError(
                 f"store {self.place.url}: has no entry {text}. Its models: {models or 'none'}"
             )
         if len(keys) > 1:
-            raise InputError(f"store {self.place.url}: {len(keys)} keys begin with {text}")
+            some = ", ".join(entry.key[:_SHOWN] for entry in keys[:3])
+            more = ", ..." if len(keys) > 3 else ""
+            raise InputError(
+                f"store {self.place.url}: {len(keys)} keys begin with {text}: {some}{more}. Pass "
+                "more digits"
+            )
         return keys[0]
 
     def read(self, listed: Listed) -> Entry:

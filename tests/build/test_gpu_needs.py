@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from pipeline.build.build import build
 from pipeline.build.gpu_needs import gpus_for
 from pipeline.build.settings import BuildOptions
-from pipeline.errors import InputError
+from pipeline.errors import BuildError, InputError
 from pipeline.machine.target import TARGETS, installed_version
+from pipeline.rewrite.half import in_half
 from pipeline.spec.dims import Dim
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Profile
@@ -118,6 +119,23 @@ def test_the_plan_is_built(
     made = build(model(tmp_path / "m.onnx", kind), plan, declared, BuildOptions(RTX, gpus=asked))
     assert made.gpus == able
     assert plan.stat().st_size == made.plan_bytes > 0
+
+
+@NEEDS_RTX
+def test_a_float32_product_on_turing_leads_to_fp16(tmp_path: Path) -> None:
+    file, plan = model(tmp_path / "m.onnx", None), tmp_path / "engine.plan"
+    shape = (Dim("b", 1, 2, 4), 8)
+    declared = Interface(
+        (Input("x", shape),), (Output("y", shape),), profiles=(Profile("p", {"b": (1, 2, 4)}),)
+    )
+    turing = BuildOptions(RTX, gpus=((7, 5),))
+    with pytest.raises(BuildError, match=r"float32 products: build with --precision fp16, or"):
+        build(file, plan, declared, turing)
+    # the advice is right
+    half = onnx.load(file)
+    assert in_half(half, "fp16")
+    onnx.save(half, file)
+    assert build(file, plan, declared, turing).gpus == ((7, 5),)
 
 
 @NEEDS_RTX

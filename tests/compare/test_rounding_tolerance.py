@@ -85,7 +85,18 @@ def test_it_is_a_few_times_the_rounding(tmp_path: Path) -> None:
         )
         assert 2 * off < tolerance.atol < 8 * off
         assert f"simulated {precision} rounding" in tolerance.why
-        assert "4 times that is allowed" in tolerance.why
+        assert "; 4 times that is allowed" in tolerance.why
+
+
+def test_the_text_names_the_rule_that_gave_the_number(tmp_path: Path) -> None:
+    # the product is small beside what it is added to, so the floor is wider than the noise
+    body = "f = Constant<value = float {0.001}>() a = MatMul(x, k) b = Mul(a, f) y = Add(x, b)"
+    case = Case(tmp_path, body)
+    tolerance = case.tolerance("fp16")
+    rms = max(float(np.sqrt(np.square(p["y"].astype(float)).mean())) for p in case.plain)
+    assert tolerance.atol == pytest.approx(2 * 2**-10 * rms, rel=0.05)
+    assert "; at least 2 units in the last place of its root mean square" in tolerance.why
+    assert "4 times" not in tolerance.why
 
 
 def test_a_model_that_rounding_destroys_gets_no_wide_tolerance(tmp_path: Path) -> None:
@@ -115,6 +126,7 @@ def test_it_is_never_narrower_than_the_one_for_fp32(tmp_path: Path) -> None:
     wide = Tolerance(0.5, 3.0, "stated")
     found = Case(tmp_path, own=wide).tolerance("fp16")
     assert (found.rtol, found.atol) == (0.5, 3.0) and "simulated" in found.why
+    assert found.why.startswith("the atol for fp32 is wider, so it counts: stated; else: measured")
     # without products nothing is half, so the tolerance is that for fp32
     assert Case(tmp_path, "y = Exp(x)", own=TIGHT).tolerance("fp16") == TIGHT
 
@@ -125,6 +137,8 @@ def test_a_share_of_integers_may_differ(tmp_path: Path) -> None:
     fp16, bf16 = case.tolerance("fp16"), case.tolerance("bf16")
     assert fp16.differing < bf16.differing < 0.05
     assert "simulated bf16 rounding changes" in bf16.why
+    stated = Tolerance(0, 0, "stated by the user", differing=0.1)
+    assert Case(tmp_path, body, own=stated, dtype="bool").tolerance("bf16") == stated
     (half, _) = HalfRunner(case.path, "bf16", plain=True).run(case.feeds)
     changed = int((half["y"] != case.plain[0]["y"]).sum())
     assert changed <= bf16.differing * half["y"].size < half["y"].size / 20

@@ -541,4 +541,19 @@ def test_indices_that_differ_may_be_of_values_that_tie(dtype: str) -> None:
     (result,) = judge("torch", "exported", {"y": a}, {"y": b}, TOLERANCE)
     words = ("topk", "argsort", "stable=True", "in place of the indices", "--inputs FILE")
     assert all((word in result.text) == (dtype == "int64") for word in words)
-    assert "differing=0.001" in result.text
+    assert "No tolerance helps: at most 0.1 of the values may differ" in result.text  # all do
+
+
+@pytest.mark.parametrize(
+    ("count", "allowed", "words"),
+    [
+        (1, 0.0, "(none now, at most 0.1): Tolerance(..., differing=0.001), "),
+        (23, 0.02, "(0.02 now, at most 0.1): Tolerance(..., differing=0.03), "),
+        (93, 0.08, "--tolerance RTOL,ATOL,0.1"),
+        (101, 0.08, "at most 0.1 of the values may differ, and 0.08 is allowed here"),
+    ],
+)
+def test_the_advised_share_covers_what_differs(count: int, allowed: float, words: str) -> None:
+    a, b = np.zeros(1000, np.int64), (np.arange(1000) < count).astype(np.int64)
+    (result,) = judge("a", "b", {"y": a}, {"y": b}, Tolerance(0, 0, "one", differing=allowed))
+    assert words in result.text

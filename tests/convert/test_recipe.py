@@ -157,11 +157,27 @@ def test_a_recipe_that_names_nothing_is_an_error(tmp_path: Path, cli: Any) -> No
     (tmp_path / "mine").write_text("* = fp16\nencoder.norm = fp32\n")
     code, _, err = cli("build", place, "--recipe", tmp_path / "mine")
     assert code == 2
-    assert "recipe: 'encoder.norm' matches no node that could be in half precision" in err
+    assert "recipe: 'encoder.norm' is not the name of a node that could be in half" in err
     assert Artifact.open(place).manifest == before
     (tmp_path / "mine").write_text("* = fp16\nencoder.norm\n")
     code, _, err = cli("build", place, "--recipe", tmp_path / "mine")
     assert code == 2 and "line 2: 'encoder.norm' has no pattern" in err
+
+
+def test_the_build_says_what_a_line_leaves_in_half_precision(tmp_path: Path, cli: Any) -> None:
+    save_net(tmp_path / "net.onnx")
+    model = onnx.load(tmp_path / "net.onnx")
+    for number, node in enumerate(model.graph.node):
+        node.name = f"layer{'.sub' if number else ''}/{number}"
+    onnx.save(model, tmp_path / "net.onnx")
+    place = converted(tmp_path, quick=True).path
+    (tmp_path / "mine").write_text("* = fp16\nlayer = fp32\n")
+    code, _, err = cli("build", place, "--recipe", tmp_path / "mine")
+    said = "nodes of its submodules in half precision, which layer.* matches"
+    assert code == 0 and "recipe: layer = fp32 leaves " in err and said in err
+    lines = (place / "half.recipe").read_text().splitlines()
+    above = lines[lines.index("layer = fp32") - 1]
+    assert above.startswith("# leaves ") and above.endswith(said)
 
 
 def test_a_recipe_states_the_precision(tmp_path: Path, cli: Any) -> None:

@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import pytest
 import tiny
-from helpers import Run, refinish
+from helpers import Run, refinish, refused_late
 from s3_server import bucket, s3_server  # noqa: F401
 
 from pipeline.artifact.artifact import Artifact
@@ -294,6 +294,19 @@ def test_a_failed_comparison_that_is_kept_is_not_pushed(cli: Run, artifact: Path
 def test_an_object_without_a_key_needs_one() -> None:
     with pytest.raises(InputError, match="tiny is an object without a key"):
         run(Config(tiny.conv(), out="a", store="store"))
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_a_conversion_into_no_bucket_fails_before_any_work(
+    cli: Run,
+    bucket: str,  # noqa: F811
+    force: tuple[str, ...],
+) -> None:
+    del bucket
+    words = ("net.onnx", "--out", "a", "--dim", "b=1:4:8", "--quick", *force)
+    found = cli("convert", *words, "--store", "s3://no-such-bucket/x")
+    refused_late(found, "there is no bucket no-such-bucket")
+    assert "export" not in found[2] and not Path("a").exists()
 
 
 def test_the_commands(cli: Run) -> None:

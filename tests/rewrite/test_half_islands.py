@@ -89,8 +89,63 @@ def test_a_recipe_chooses_the_nodes(lines: str, expected: list[str]) -> None:
 
 def test_a_line_that_matches_nothing_is_an_error() -> None:
     for pattern in ("decoder", "mlp/Conv", "nor"):
-        with pytest.raises(InputError, match=rf"^recipe: '{pattern}' matches no node"):
+        with pytest.raises(InputError, match=rf"^recipe: '{pattern}' is not the name of a node"):
             in_half(block(), "fp16", all_but("fp16", [pattern]))
+
+
+def layered() -> onnx.ModelProto:
+    """`block` as ``model.layer`` with two submodules."""
+    model = block()
+    for node in model.graph.node:
+        node.name = node.name.replace("norm/", "model.layer/")
+        for name in ("mlp", "attention"):
+            node.name = node.name.replace(f"{name}/", f"model.layer.{name}/")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("pattern", "advice"),
+    [
+        ("model", "It is a module whose submodules have 7 nodes: write model.*"),
+        ("layer.mlp", "Did you mean model.layer.mlp?"),
+        ("layer", "Did you mean model.layer?"),
+        ("model.layer.mpl", "Did you mean model.layer.mlp?"),
+        ("decoder", "Correct or remove the line"),
+    ],
+)
+def test_a_name_that_is_near_is_suggested(pattern: str, advice: str) -> None:
+    with pytest.raises(InputError) as caught:
+        in_half(layered(), "fp16", all_but("fp16", [pattern]))
+    assert str(caught.value).endswith(f". {advice}")
+    if advice.startswith("Did"):  # what is suggested is right
+        in_half(layered(), "fp16", all_but("fp16", [advice.rsplit(maxsplit=1)[-1].rstrip("?")]))
+
+
+@pytest.mark.parametrize(
+    ("islands", "nodes", "notes"),
+    [
+        (
+            ["model.layer"],
+            1,
+            {"model.layer": "6 nodes of its submodules in half precision, which model.layer.*"},
+        ),
+        (
+            ["model.layer.*"],
+            6,
+            {"model.layer.*": "1 node of the module itself in half precision, which model.layer"},
+        ),
+        (["model.layer", "model.layer.*"], 7, {}),
+        (["model.layer*"], 7, {}),
+        (["model.layer.mlp"], 4, {}),
+    ],
+)
+def test_a_module_has_its_own_nodes_and_those_of_its_submodules(
+    islands: list[str], nodes: int, notes: dict[str, str]
+) -> None:
+    recipe = all_but("fp16", islands)
+    choices, _ = choices_in(layered(), "fp16")
+    assert len(choices.wide(recipe)) == nodes
+    assert choices.left_out(recipe) == {name: f"{text} matches" for name, text in notes.items()}
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,10 @@ def raises():
     raise RuntimeError("no checkpoint here\\nsecond line")
 
 
+def other_weights():
+    torch.nn.Linear(7, 2, bias=False).load_state_dict({"w": torch.ones(1)})
+
+
 def quits():
     import no_such_library
 
@@ -204,7 +208,18 @@ def test_two_files_of_one_name_are_two(tmp_path: Path, nets: Path) -> None:
         (["nets_of_a_test:Holder.mak"], ["has no 'mak' (did you mean make?)"]),
         (["nets_of_a_test.py:table"], ["table is dict, not a factory"]),
         (["no_such_package_of_a_test:f"], ["there is no module no_such_package_of_a_test"]),
-        (["nets_of_a_test.py:raises", *LINEAR], ["RuntimeError: no checkpoint here"]),
+        (
+            ["nets_of_a_test.py:raises", *LINEAR],
+            ["RuntimeError: no checkpoint here; second line (raised at nets_of_a_test.py:"],
+        ),
+        (
+            ["nets_of_a_test.py:other_weights", *LINEAR],
+            [
+                "RuntimeError: Error(s) in loading state_dict for Linear: Missing key(s) in "
+                'state_dict: "weight"',
+                'Unexpected key(s) in state_dict: "w". (raised at nets_of_a_test.py:',
+            ],
+        ),
         (["nets_of_a_test.py:quits"], ["ModuleNotFoundError: No module named 'no_such_library'"]),
         (["nets_of_a_test.py:number", *LINEAR], ["int, not a torch.nn.Module"]),
         (["nets_of_a_test.py:number"], ["makes int, not a ModelSpec"]),

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import refinish
+from helpers import Run, refinish, refused_late
 from s3_server import bucket, s3_server  # noqa: F401
 
 from pipeline.artifact.artifact import Artifact
@@ -69,8 +69,20 @@ def test_what_is_pushed_is_pulled_to_the_byte(store: Store, artifact: Path, tmp_
     assert store.has(manifest)
     assert store.named("tiny").key == found.key
     assert store.named(entry.key[:8]).key == entry.key
+    assert store.named(entry.key[:4]).key == entry.key
+    with pytest.raises(InputError, match=r"too short for a key\. Pass at least 4 digits, such as"):
+        store.named(entry.key[:3])
     with pytest.raises(InputError, match=r"has no entry nothing\. Its models: tiny"):
         store.named("nothing")
+
+
+def test_a_beginning_of_several_keys(artifact: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    store = Store.open(str(tmp_path / "store"))
+    for number in (1, 2):  # their keys begin with many zeros
+        store.push(Artifact.open(variant(artifact, tmp_path / str(number), number)))
+    with pytest.raises(InputError, match=r"2 keys begin with 00000: 0{12}, 0{12}\. Pass more"):
+        store.named("00000")
 
 
 def test_a_file_that_two_artifacts_share_is_stored_once(
@@ -299,14 +311,51 @@ def test_what_is_not_installed_is_named(
 
 
 def test_a_bucket_that_does_not_exist(
+    cli: Run,
     bucket: str,  # noqa: F811
     artifact: Path,
 ) -> None:
-    del bucket
-    store = Store.open("s3://no-such-bucket/x")
-    assert store.entries() == []
+    url = "s3://no-such-bucket/x"
+    store = Store.open(url)
     with pytest.raises(StoreError, match="no such bucket"):
         store.push(Artifact.open(artifact))
+    for words in (
+        ("store", "ls", url), ("store", "gc", url), ("store", "pull", url, "tiny", "out"),
+        ("matrix", "--kubernetes", "image:1", "--store", url),
+    ):  # fmt: skip
+        refused_late(cli(*words), "there is no bucket no-such-bucket. Create it")
+    # an empty bucket is none of that
+    assert Store.open(f"s3://{bucket}/x").entries() == []
+    assert cli("store", "ls", f"s3://{bucket}")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("ls", "nowhere"), ("gc", "nowhere"), ("pull", "nowhere", "tiny", "out")]
+)
+def test_a_folder_that_does_not_exist(
+    cli: Run, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.chdir(tmp_path)
+    refused_late(cli("store", *words), "store nowhere: does not exist")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_credentials_the_error_says_what_to_do(
+    bucket: str,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import s3fs
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(StoreError, match=r"NoCredentialsError: .*\. To log in, set AWS_PROFILE"):
+        Store.open(f"s3://{bucket}/x").entries()
 
 
 def test_a_server_that_does_not_answer(
