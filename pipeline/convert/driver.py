@@ -10,9 +10,11 @@ from typing import Any
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import now
+from pipeline.artifact.stored import has_stored
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.plan import CompareOptions
 from pipeline.compare.regression import regression
+from pipeline.compare.run_names import TORCH
 from pipeline.convert.add_engine import add_engine
 from pipeline.convert.disagreement import disagreement
 from pipeline.convert.failed import failed_place, forget_failed, kept_if_failed
@@ -32,13 +34,13 @@ from pipeline.convert.plan import (
     with_profiles,
 )
 from pipeline.convert.recipe import Search, precision_and_recipe
-from pipeline.convert.reference import rebuilt, reference_runner
+from pipeline.convert.reference import needed_options, rebuilt, reference_runner
 from pipeline.convert.report import Report
 from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, sizes_compared
 from pipeline.convert.shared import push_result
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
-from pipeline.errors import InputError
+from pipeline.errors import ArtifactError, InputError
 from pipeline.graph.external_data import check_models
 from pipeline.machine.gpu import check_capabilities, parse_capabilities
 from pipeline.machine.progress import Announce, silent
@@ -271,6 +273,11 @@ def verify(
         )
     if how.trust and not how.torch_model:
         raise InputError("--trust: only the torch model runs a source. Pass --torch too")
+    if stated.reference == TORCH and not how.torch_model and not has_stored(place, TORCH):
+        raise ArtifactError(
+            f"{place}: no outputs of torch are stored to compare with; pass "
+            f"{' '.join(needed_options(stated))} to run it"
+        )
     old = Artifact.open(how.against) if how.against is not None else None
     for text in how.shapes:
         sizes = parse_sizes(text, stated.interface.dims, stated.merged)
