@@ -12,10 +12,12 @@ from shlex import quote
 from typing import Any
 
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
+from pipeline.compare.problems import worst_of
 from pipeline.convert.findings import comparison_failures
 from pipeline.convert.shared import StoreUse
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.findings import Note
+from pipeline.spec.verdicts import Verdict
 
 WIDTH = 80  # columns
 _FAILURES = 10  # most failures that are listed
@@ -162,7 +164,6 @@ def compared_text(manifest: Manifest) -> str:
     done = [point for point in comparison.points if any(r.compared for r in point.results)]
     runs = dict.fromkeys(run for point in done for result in point.results for run in result.pair)
     results = [result for point in done for result in point.results]
-    errors = [(result.max_rel, result.output) for result in results if result.max_rel is not None]
     if not results:
         if any(point.results for point in comparison.points):
             return "nothing: no output has elements at the compared sizes"
@@ -172,15 +173,26 @@ def compared_text(manifest: Manifest) -> str:
     if any(note.kind == "model-unchanged" for note in comparison.notes):
         names = names.replace("exported.onnx", "model.onnx (as exported)")
     text = f"{names} at {_count(len(done), 'set')} of sizes{_random(comparison)}"
-    if errors:
-        error, output = max(errors)
-        far = f"The largest error is {error:.1e} of {output}'s largest value"
-        equal = all(result.passed and not result.max_abs for result in results)
-        text += f". {'All outputs are equal' if equal else far}"
+    if said := _largest_error(results):
+        text += f". {said}"
     left = [point for point in comparison.points if point.left_out is not None]
     if left:
         text += f". {len(left)} not compared, such as {sizes_text(left[0].sizes)}"
     return text
+
+
+def _largest_error(results: Sequence[Verdict]) -> str:
+    """The largest error, of a failed output first; empty if no error has a size."""
+    equal = all(result.passed and not result.max_abs for result in results)
+    worst = worst_of(results)
+    if worst is None or (worst.passed and worst.max_rel is None):
+        return ""
+    if equal:
+        return "All outputs are equal"
+    if worst.max_rel is not None:
+        return f"The largest error is {worst.max_rel:.1e} of {worst.output}'s largest value"
+    size = "" if worst.max_abs is None else f", by up to {worst.max_abs:.3g}"
+    return f"{worst.output} differs{size}"
 
 
 def _random(comparison: ComparisonInfo) -> str:

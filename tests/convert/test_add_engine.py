@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import refinish
+from helpers import perturb, refinish
 from onnx import helper, numpy_helper
 
 import pipeline
@@ -175,6 +175,14 @@ def test_inspect_lists_the_engines(artifact: Path, cli: Any) -> None:
     (first, second) = json.loads(cli("inspect", artifact, "--json")[1])["engines"]
     assert first["gpus"] == [] and second["gpus"] == ["8.6", "8.9", "12.0"]
     assert second["engine_compared"] is False and second["passed"] is None
+    model = (place / "model.onnx").read_bytes()
+    (place / "model.onnx").unlink()  # a link to the artifact's
+    (place / "model.onnx").write_bytes(model)
+    perturb(place)
+    assert cli("verify", place)[0] == 1
+    (line,) = [x for x in cli("inspect", artifact)[1].splitlines() if f"engine {place}" in x]
+    assert "fp32, FAILED its comparison: y of rewritten differs from torch at " in line
+    assert "driver" not in line
 
 
 def test_convert_for_some_gpus(cli: Any, tmp_path: Path) -> None:
