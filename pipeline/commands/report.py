@@ -37,6 +37,7 @@ def report_json(report: Report) -> str:
         "unchanged": report.unchanged,
         "regressions": [encode(note) for note in report.regressions],
         "notes": [encode(note) for note in report.notes],
+        "removed": list(report.removed),
         "engines": _other_engines(report.path),
         "store": None if report.store is None else asdict(report.store),
         "manifest": json.loads(report.manifest.to_json()),
@@ -63,6 +64,7 @@ def report_text(report: Report) -> str:
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
     parts += ["\n".join(_engine_line(engine) for engine in _other_engines(report.path))]
+    parts += [f"removed {text}" for text in report.removed]
     parts += [note.text for note in report.notes]
     parts += [f"REGRESSION {note.text}" for note in report.regressions]
     parts += [_verdict(manifest), _narrowed(manifest)]

@@ -51,10 +51,16 @@ from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import check_effort
+from pipeline.spec.file_names import RECIPE
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.plan_flags import NO_FLAGS, check_flags
 from pipeline.spec.precision import AUTO, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
+
+LEFT_OUT = (
+    f"{RECIPE}, the artifact's recipe: --precision replaces it. Leave out --precision to keep a "
+    "recipe, or apply one with --recipe FILE"
+)
 
 
 def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report:
@@ -80,7 +86,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
     with ExitStack() as stack:
         plan = plan_conversion(config, stack, announce)
         if plan.old is not None and not plan.todo:
-            unchanged = Report(plan.place, plan.old.manifest, unchanged=True)
+            unchanged = Report(plan.place, plan.old.manifest, unchanged=True, ran=())
             return push_result(unchanged, plan.shared, announce)
         options, spec = plan.options, stack.enter_context(left_as_given(plan.spec))
         work = _workspace(plan, stack, announce)
@@ -104,11 +110,12 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
         announce("package")
         # without its key, the comparison runs again in the next conversion
         keys = {name: key for name, key in plan.keys.items() if not failed or name != COMPARE.name}
-        report = Report(plan.place, work.finish(keys=keys, created=now()))
+        report = Report(plan.place, work.finish(keys=keys, created=now()), ran=plan.todo)
         with suppress(OSError):
             forget_failed(failed_place(plan.place))
     if failed is not None:
         raise failed
+    report = replace(report, removed=tuple(work.removed))  # known when the folder is replaced
     return push_result(report, plan.shared, announce)
 
 
@@ -200,12 +207,15 @@ def run_build(
     target = find_target(how.target or artifact.manifest.target.name)
     require(target)
     precision, recipe = precision_and_recipe(artifact, how.precision, how.recipe)
+    left = not how.beside and how.precision not in (None, AUTO) and how.recipe is None
+    removed = (LEFT_OUT,) if left and RECIPE in artifact.manifest.files else ()
     options = BuildOptions(
         target, precision, how.effort, tuple(how.plugins), recipe, how.precision == AUTO,
         gpus=parse_capabilities(how.gpus) if how.beside else artifact.manifest.target.gpus,
         flags=how.flags or (NO_FLAGS if how.beside else artifact.manifest.flags),
     )  # fmt: skip
-    return build_artifact(artifact, options, parsed, announce, beside=how.beside)
+    report = build_artifact(artifact, options, parsed, announce, beside=how.beside)
+    return replace(report, removed=removed)
 
 
 def build_artifact(

@@ -18,6 +18,7 @@ from pipeline.convert.shared import StoreUse
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.findings import Note
 from pipeline.spec.verdicts import Verdict
+from pipeline.store.entry import STAGES
 
 WIDTH = 80  # columns
 _FAILURES = 10  # most failures that are listed
@@ -51,6 +52,8 @@ class Report:
         notes: The other findings of that comparison.
         stage: The stage that ran alone, such as ``build``; empty after a conversion.
         store: How the conversion used its store; None without one.
+        ran: The stages that ran in a conversion.
+        removed: What the artifact has no longer, and why.
     """
 
     path: Path
@@ -60,6 +63,8 @@ class Report:
     notes: Sequence[Note] = ()
     stage: str = ""
     store: StoreUse | None = None
+    ran: Sequence[str] = STAGES
+    removed: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -101,7 +106,8 @@ def verdict(report: Report, *, whole: bool = False) -> str:
     shown = None if whole else _FAILURES
     one, two = (None, None) if whole else (1, 2)
     manifest, path = report.manifest, str(report.path)
-    seconds = sum(s.seconds for s in manifest.stages if report.stage in ("", s.name))
+    ran = [report.stage] if report.stage else report.ran
+    seconds = sum(s.seconds for s in manifest.stages if s.name in ran)
     facts = f"{manifest.target.name}, {manifest.precision}, {seconds:.0f} s"
     done = "up to date" if report.unchanged else _DONE[report.stage]
     word = done if report.ok else "FAILED"
@@ -128,6 +134,8 @@ def verdict(report: Report, *, whole: bool = False) -> str:
             lines += textwrap.wrap(f"  {text}", WIDTH, subsequent_indent="      ", **_WORDS)
     if shown and bad[shown:]:
         lines.append(f"- and {len(bad) - _FAILURES} more")
+    for text in report.removed:
+        lines += _line("removed", text, most=two)
     lines += _line("narrowed", *narrowed_text(manifest), most=one)
     for text in report.store.lines() if report.store is not None else ():
         lines += _line("store", text, most=two)

@@ -101,10 +101,17 @@ def test_a_conversion_keeps_the_engines_of_the_same_model(artifact: Path) -> Non
     assert not any("removed" in text for text in said)
 
     changed = Config("tiny", out=artifact, force=True, options={"channels": 5})
-    run(changed, announce=said.append)
+    report = run(changed, announce=said.append)
     assert engine_places(artifact) == []
     place = artifact / "engines" / "rtx-1.7-sm86"
-    assert f"removed {place}: it was built from another exported.onnx" in said
+    why = f"{place}: it was built from another exported.onnx"
+    assert f"removed {why}" in said
+    assert report.removed == (why,)
+    assert f"removed: {why}" in " ".join(str(report).split())
+    # nothing but the export's seconds count if nothing else ran
+    only = replace(report, ran=("export",))
+    (export,) = [stage for stage in report.manifest.stages if stage.name == "export"]
+    assert f", {export.seconds:.0f} s)" in str(only).splitlines()[0]
 
 
 def test_nobody_replaces_the_artifact_around_an_engine(artifact: Path) -> None:
