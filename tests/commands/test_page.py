@@ -209,7 +209,7 @@ def test_bad_files_are_refused(cli: Run, artifact: Path) -> None:
     refused(cli("report", "a", "--bench", "no.json"), "cannot be read as JSON")
     refused(
         cli("report", "a", "--bench", "missing.json"),
-        "missing.json: cannot be read: No such file or ",
+        "missing.json: cannot be read: No such file or directory",
     )
     refused(cli("report", "a", "--out", "missing/r.html"), "--out missing/r.html")
 
