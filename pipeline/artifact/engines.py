@@ -58,7 +58,7 @@ def outer_artifact(place: Path) -> Path | None:
     return outer if within else None
 
 
-def keep_engines(place: Path, folder: Path, manifest: Manifest, announce: Announce) -> None:
+def keep_engines(place: Path, folder: Path, manifest: Manifest, announce: Announce) -> list[str]:
     """Carries an artifact's engines over to its new folder, except those of another model.
 
     An engine whose manifest can't be read is carried over too: `load` says what is wrong with it.
@@ -68,16 +68,22 @@ def keep_engines(place: Path, folder: Path, manifest: Manifest, announce: Announ
         folder: The new folder.
         manifest: The new manifest.
         announce: Called with each engine that is left out.
+
+    Returns:
+        Each engine that is left out, and why.
     """
+    removed = []
     for engine in engine_places(place):
         try:
             why = why_not_of(Artifact.open(engine, check=False).manifest, manifest)
         except ArtifactError:
             why = ""
         if why:
-            announce(f"removed {engine}: {why}")
+            removed.append(f"{engine}: {why}")
+            announce(f"removed {removed[-1]}")
         else:
             carry_folder(engine, folder / ENGINES / engine.name)
+    return removed
 
 
 def why_not_of(engine: Manifest, own: Manifest) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifact.artifact import Artifact
@@ -13,11 +14,13 @@ from pipeline.artifact.engines import engine_places
 from pipeline.artifact.manifest import ComparisonInfo, Manifest, PointInfo
 from pipeline.artifact.records import encode
 from pipeline.commands.table import table
-from pipeline.compare.problems import problems
+from pipeline.compare.problems import problems, worst_of
 from pipeline.compare.runners import failures
+from pipeline.convert.findings import comparison_failures
 from pipeline.errors import ArtifactError
 from pipeline.spec.dims import size_text, sizes_text
-from pipeline.spec.metrics import METRICS, Metric, metric_text, worst
+from pipeline.spec.metrics import METRICS, Metric, metric_text
+from pipeline.spec.metrics import worst as worst_metric
 from pipeline.spec.model import ModelSpec, Tolerance
 from pipeline.spec.recipe import HalfInfo
 from pipeline.spec.verdicts import Check
@@ -34,6 +37,7 @@ def report_json(report: Report) -> str:
         "unchanged": report.unchanged,
         "regressions": [encode(note) for note in report.regressions],
         "notes": [encode(note) for note in report.notes],
+        "removed": list(report.removed),
         "engines": _other_engines(report.path),
         "store": None if report.store is None else asdict(report.store),
         "manifest": json.loads(report.manifest.to_json()),
@@ -60,9 +64,12 @@ def report_text(report: Report) -> str:
         return "\n".join(parts)
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
     parts += ["\n".join(_engine_line(engine) for engine in _other_engines(report.path))]
+    parts += [f"removed {text}" for text in report.removed]
     parts += [note.text for note in report.notes]
     parts += [f"REGRESSION {note.text}" for note in report.regressions]
     parts += [_verdict(manifest), _narrowed(manifest)]
+    if manifest.build is not None and manifest.comparison is None:
+        parts.append(f"next: `pipeline verify {quote(str(report.path))}`")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -88,6 +95,7 @@ def _other_engines(place: Path) -> list[dict[str, Any]]:
                 "precision": manifest.precision,
                 "flags": list(manifest.flags.names),
                 "passed": None if compared is None else compared.passed,
+                "failures": [one.what for one in comparison_failures(compared)] if compared else [],
                 "engine_compared": manifest.engine_compared,
                 "engine_gpu": manifest.engine_gpu,
                 "engine_compared_why": manifest.engine_compared_why,
@@ -102,8 +110,9 @@ def _engine_line(engine: Mapping[str, Any]) -> str:
     where = f"compute capability {', '.join(engine['gpus'])}" if engine["gpus"] else "portable"
     where = ", ".join([where, *engine["flags"]])
     compared = engine["engine_compared_why"]
-    if engine["passed"] is False:
-        compared = f"FAILED its comparison ({compared})"
+    if found := engine["failures"]:
+        more = f" (and {len(found) - 1} more)" if found[1:] else ""
+        compared = f"FAILED its comparison: {found[0]}{more}"
     return (
         f"engine {engine['path']}: {engine['target']} ({engine['version']}), {where}, "
         f"{engine['precision']}, {compared}"
@@ -187,8 +196,9 @@ def _passes(manifest: Manifest) -> str:
     passes = manifest.rewrite.passes
     idle = sum(p.needed and not p.skipped and not p.rewritten for p in passes)
     other = sum(not p.needed for p in passes)
+    more = " more" if lines else ""
     lines.append(
-        f"{idle} more passes found nothing to rewrite, {other} are not needed by "
+        f"{idle}{more} passes found nothing to rewrite, {other} are not needed by "
         f"{manifest.target.name}"
     )
     lines += [f"warning: {text}" for text in manifest.rewrite.warnings]
@@ -243,8 +253,11 @@ def _comparison(manifest: Manifest) -> str:
 
 
 def _errors(reference: str, comparison: ComparisonInfo) -> list[str]:
-    """Returns one line a run: the largest error against the reference, to choose a tolerance."""
-    worst: dict[str, tuple[float, str]] = {}
+    """Returns one line a run: the largest error against the reference, to choose a tolerance.
+
+    That of an output that failed comes before larger errors of others.
+    """
+    worst: dict[str, tuple[tuple[bool, float], str]] = {}
     for info in comparison.points:
         for result in info.results:
             first, run = result.pair
@@ -252,7 +265,8 @@ def _errors(reference: str, comparison: ComparisonInfo) -> list[str]:
                 continue
             part = "" if result.max_rel is None else f", {result.max_rel:.2e} of the largest value"
             text = f"{result.max_abs:.2e}{part} ({result.output} at {sizes_text(info.sizes)})"
-            worst[run] = max(worst.get(run, (-1.0, "")), (result.max_abs, text))
+            found = (not result.passed, result.max_abs), text
+            worst[run] = max(worst.get(run, found), found)
     return [f"error of {run} against {reference}: {text}" for run, (_, text) in worst.items()]
 
 
@@ -266,7 +280,7 @@ def _metrics(reference: str, comparison: ComparisonInfo) -> list[str]:
                 key = result.output, result.pair[1], metric
                 values.setdefault(key, []).append(value)
     return [
-        f"{output} of {run} against {reference}: {metric_text(metric, worst(metric, found))}"
+        f"{output} of {run} against {reference}: {metric_text(metric, worst_metric(metric, found))}"
         f"{' at worst' if len(found) > 1 else ''}"
         for (output, run, metric), found in values.items()
     ]
@@ -305,8 +319,8 @@ def _point_row(info: PointInfo) -> tuple[str, ...]:
     if info.left_out is not None:
         return (info.label, sizes, "-", "-", f"not compared: {info.left_out.text}")
     bad, compared = len(problems([info])), any(result.compared for result in info.results)
-    absolute = max((r.max_abs for r in info.results if r.max_abs is not None), default=None)
-    relative = max((r.max_rel for r in info.results if r.max_rel is not None), default=None)
+    worst = worst_of(info.results)
+    absolute, relative = (worst.max_abs, worst.max_rel) if worst is not None else (None, None)
     return (
         info.label,
         sizes,

@@ -69,8 +69,23 @@ def with_settings(
             action = commands[command]._option_string_actions[f"--{key}"]
             if action.nargs == 0 and not isinstance(value, bool):
                 raise InputError(f"{where} {key}: expected true or false, not {value!r}")
-            added += _words(f"--{key}", value, f"{where} {key}")
+            words = list(_words(f"--{key}", value, f"{where} {key}"))
+            for word in words if action.nargs != 0 else ():
+                _check_choice(action, word.partition("=")[2], f"{where} {key}")
+            added += words
     return [command, source, *_without(added, rest), *rest]
+
+
+def _check_choice(action: argparse.Action, value: str, where: str) -> None:
+    """Raises `InputError`, which names the file, for a value that the option does not take."""
+    if action.choices is not None and value not in map(str, action.choices):
+        choices = ", ".join(map(str, action.choices))
+        raise InputError(f"{where}: {value!r} is none of these: {choices}")
+    if callable(action.type):
+        try:
+            action.type(value)
+        except (argparse.ArgumentTypeError, TypeError, ValueError, InputError) as error:
+            raise InputError(f"{where}: {error}") from error
 
 
 # options that are repeated for many names, and what stands behind a name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.artifact.manifest import ComparisonInfo, PointInfo
@@ -73,6 +73,20 @@ def only_engine_failed(comparison: ComparisonInfo) -> bool:
     failed += [check.run for check in comparison.checks if not check.passed]
     others = any(note.fails for note in comparison.notes)
     return bool(failed) and not others and all(map(in_precision, failed))
+
+
+def worst_of(results: Iterable[Verdict]) -> Verdict | None:
+    """The verdict with the largest error. One that failed is worse than any that passed.
+
+    Errors are compared in units of the reference's largest value, and others by their size.
+    """
+    found = (result for result in results if result.compared)
+    return max(found, key=_badness, default=None)
+
+
+def _badness(result: Verdict) -> tuple[bool, float, float]:
+    share, far = result.max_rel, result.max_abs
+    return not result.passed, -1.0 if share is None else share, -1.0 if far is None else far
 
 
 def with_worst(points: Sequence[PointInfo]) -> list[PointInfo]:

@@ -10,9 +10,11 @@ from typing import Any
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import now
+from pipeline.artifact.stored import has_stored
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.plan import CompareOptions
 from pipeline.compare.regression import regression
+from pipeline.compare.run_names import TORCH
 from pipeline.convert.add_engine import add_engine
 from pipeline.convert.disagreement import disagreement
 from pipeline.convert.failed import failed_place, forget_failed, kept_if_failed
@@ -32,13 +34,13 @@ from pipeline.convert.plan import (
     with_profiles,
 )
 from pipeline.convert.recipe import Search, precision_and_recipe
-from pipeline.convert.reference import rebuilt, reference_runner
+from pipeline.convert.reference import needed_options, rebuilt, reference_runner
 from pipeline.convert.report import Report
 from pipeline.convert.reuse import drop_damaged, keep_timings, refuse_other, sizes_compared
 from pipeline.convert.shared import push_result
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE
 from pipeline.convert.workspace import Workspace, new_artifact, opened_artifact
-from pipeline.errors import InputError
+from pipeline.errors import ArtifactError, InputError
 from pipeline.graph.external_data import check_models
 from pipeline.machine.gpu import check_capabilities, parse_capabilities
 from pipeline.machine.progress import Announce, silent
@@ -49,10 +51,16 @@ from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import check_effort
+from pipeline.spec.file_names import RECIPE
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.plan_flags import NO_FLAGS, check_flags
 from pipeline.spec.precision import AUTO, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
+
+LEFT_OUT = (
+    f"{RECIPE}, the artifact's recipe: --precision replaces it. Leave out --precision to keep a "
+    "recipe, or apply one with --recipe FILE"
+)
 
 
 def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report:
@@ -78,7 +86,7 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
     with ExitStack() as stack:
         plan = plan_conversion(config, stack, announce)
         if plan.old is not None and not plan.todo:
-            unchanged = Report(plan.place, plan.old.manifest, unchanged=True)
+            unchanged = Report(plan.place, plan.old.manifest, unchanged=True, ran=())
             return push_result(unchanged, plan.shared, announce)
         options, spec = plan.options, stack.enter_context(left_as_given(plan.spec))
         work = _workspace(plan, stack, announce)
@@ -102,11 +110,12 @@ def run(config: Config | str | ModelSpec, announce: Announce = silent) -> Report
         announce("package")
         # without its key, the comparison runs again in the next conversion
         keys = {name: key for name, key in plan.keys.items() if not failed or name != COMPARE.name}
-        report = Report(plan.place, work.finish(keys=keys, created=now()))
+        report = Report(plan.place, work.finish(keys=keys, created=now()), ran=plan.todo)
         with suppress(OSError):
             forget_failed(failed_place(plan.place))
     if failed is not None:
         raise failed
+    report = replace(report, removed=tuple(work.removed))  # known when the folder is replaced
     return push_result(report, plan.shared, announce)
 
 
@@ -198,12 +207,15 @@ def run_build(
     target = find_target(how.target or artifact.manifest.target.name)
     require(target)
     precision, recipe = precision_and_recipe(artifact, how.precision, how.recipe)
+    left = not how.beside and how.precision not in (None, AUTO) and how.recipe is None
+    removed = (LEFT_OUT,) if left and RECIPE in artifact.manifest.files else ()
     options = BuildOptions(
         target, precision, how.effort, tuple(how.plugins), recipe, how.precision == AUTO,
         gpus=parse_capabilities(how.gpus) if how.beside else artifact.manifest.target.gpus,
         flags=how.flags or (NO_FLAGS if how.beside else artifact.manifest.flags),
     )  # fmt: skip
-    return build_artifact(artifact, options, parsed, announce, beside=how.beside)
+    report = build_artifact(artifact, options, parsed, announce, beside=how.beside)
+    return replace(report, removed=removed)
 
 
 def build_artifact(
@@ -271,6 +283,11 @@ def verify(
         )
     if how.trust and not how.torch_model:
         raise InputError("--trust: only the torch model runs a source. Pass --torch too")
+    if stated.reference == TORCH and not how.torch_model and not has_stored(place, TORCH):
+        raise ArtifactError(
+            f"{place}: no outputs of torch are stored to compare with; pass "
+            f"{' '.join(needed_options(stated))} to run it"
+        )
     old = Artifact.open(how.against) if how.against is not None else None
     for text in how.shapes:
         sizes = parse_sizes(text, stated.interface.dims, stated.merged)

@@ -12,6 +12,7 @@ from pipeline.compare import run_names
 from pipeline.compare.runners import TorchRunner
 from pipeline.convert.keys import weights_info
 from pipeline.convert.options import Verify
+from pipeline.convert.reuse import check_code
 from pipeline.errors import InputError
 from pipeline.graph.session import OnnxRunner
 from pipeline.models import MODELS
@@ -71,6 +72,41 @@ def reference_runner(
     return TorchRunner(found, names, first=bool(spec.state))
 
 
+def needed_options(manifest: Manifest) -> list[str]:
+    """The options with which `verify` makes the torch reference of an artifact."""
+    info = manifest.model
+    if info.source.startswith("spec:"):
+        return ["--torch"]
+    own = holds_weights(info.source) or is_hub(info.source)
+    trust = [] if info.source in MODELS else ["--trust"]
+    return ["--torch", *trust, *(["--weights FILE"] if info.weights.file and not own else [])]
+
+
+def check_needed(manifest: Manifest, where: str, *, trust: bool, weights: Path | None) -> None:
+    """Raises `InputError`, with all that is missing, unless `rebuilt` has what it needs.
+
+    Args:
+        manifest: The artifact's manifest.
+        where: The artifact, for the beginning of errors.
+        trust: Whether the source may run.
+        weights: The weights, if any are given.
+    """
+    info, needed = manifest.model, needed_options(manifest)
+    texts = []
+    if "--trust" in needed and not trust:
+        texts.append(
+            f"--torch would run {info.source}, which the artifact's manifest names. If you trust "
+            "it, add --trust (in Python: trust=True)"
+        )
+    if "--weights FILE" in needed and weights is None:
+        texts.append(
+            f"this artifact was made with the weights {info.weights.file}. Pass that file with "
+            "--weights"
+        )
+    if texts:
+        raise InputError(f"{where}: {'. Also, '.join(texts)}")
+
+
 def rebuilt(manifest: Manifest, how: Verify, where: str) -> Runner | None:
     """Makes the torch reference of an artifact again.
 
@@ -91,17 +127,9 @@ def rebuilt(manifest: Manifest, how: Verify, where: str) -> Runner | None:
             "Python: pipeline.verify(path, torch_model=True, spec=spec). For a module, "
             "make it again: spec = pipeline.source.module.module_spec(module, inputs, dims)"
         )
-    if spec is None and info.source not in MODELS and not how.trust:
-        raise InputError(
-            f"{where}: --torch would run {info.source}, which the artifact's manifest names. If "
-            "you trust it, add --trust (in Python: trust=True)"
-        )
-    stated = info.weights.file
-    own = holds_weights(info.source) or is_hub(info.source)
-    if stated is not None and weights is None and not own:
-        raise InputError(
-            f"this artifact was made with the weights {stated}. Pass that file with --weights"
-        )
+    check_needed(manifest, where, trust=how.trust or spec is not None, weights=weights)
+    if spec is None:
+        check_code(manifest, where)
     config = Config(
         info.source,
         options=info.options,

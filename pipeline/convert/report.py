@@ -12,10 +12,13 @@ from shlex import quote
 from typing import Any
 
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
+from pipeline.compare.problems import worst_of
 from pipeline.convert.findings import comparison_failures
 from pipeline.convert.shared import StoreUse
 from pipeline.spec.dims import sizes_text
 from pipeline.spec.findings import Note
+from pipeline.spec.verdicts import Verdict
+from pipeline.store.entry import STAGES
 
 WIDTH = 80  # columns
 _FAILURES = 10  # most failures that are listed
@@ -49,6 +52,8 @@ class Report:
         notes: The other findings of that comparison.
         stage: The stage that ran alone, such as ``build``; empty after a conversion.
         store: How the conversion used its store; None without one.
+        ran: The stages that ran in a conversion.
+        removed: What the artifact has no longer, and why.
     """
 
     path: Path
@@ -58,6 +63,8 @@ class Report:
     notes: Sequence[Note] = ()
     stage: str = ""
     store: StoreUse | None = None
+    ran: Sequence[str] = STAGES
+    removed: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -99,7 +106,8 @@ def verdict(report: Report, *, whole: bool = False) -> str:
     shown = None if whole else _FAILURES
     one, two = (None, None) if whole else (1, 2)
     manifest, path = report.manifest, str(report.path)
-    seconds = sum(s.seconds for s in manifest.stages if report.stage in ("", s.name))
+    ran = [report.stage] if report.stage else report.ran
+    seconds = sum(s.seconds for s in manifest.stages if s.name in ran)
     facts = f"{manifest.target.name}, {manifest.precision}, {seconds:.0f} s"
     done = "up to date" if report.unchanged else _DONE[report.stage]
     word = done if report.ok else "FAILED"
@@ -126,6 +134,8 @@ def verdict(report: Report, *, whole: bool = False) -> str:
             lines += textwrap.wrap(f"  {text}", WIDTH, subsequent_indent="      ", **_WORDS)
     if shown and bad[shown:]:
         lines.append(f"- and {len(bad) - _FAILURES} more")
+    for text in report.removed:
+        lines += _line("removed", text, most=two)
     lines += _line("narrowed", *narrowed_text(manifest), most=one)
     for text in report.store.lines() if report.store is not None else ():
         lines += _line("store", text, most=two)
@@ -162,7 +172,6 @@ def compared_text(manifest: Manifest) -> str:
     done = [point for point in comparison.points if any(r.compared for r in point.results)]
     runs = dict.fromkeys(run for point in done for result in point.results for run in result.pair)
     results = [result for point in done for result in point.results]
-    errors = [(result.max_rel, result.output) for result in results if result.max_rel is not None]
     if not results:
         if any(point.results for point in comparison.points):
             return "nothing: no output has elements at the compared sizes"
@@ -172,15 +181,26 @@ def compared_text(manifest: Manifest) -> str:
     if any(note.kind == "model-unchanged" for note in comparison.notes):
         names = names.replace("exported.onnx", "model.onnx (as exported)")
     text = f"{names} at {_count(len(done), 'set')} of sizes{_random(comparison)}"
-    if errors:
-        error, output = max(errors)
-        far = f"The largest error is {error:.1e} of {output}'s largest value"
-        equal = all(result.passed and not result.max_abs for result in results)
-        text += f". {'All outputs are equal' if equal else far}"
+    if said := _largest_error(results):
+        text += f". {said}"
     left = [point for point in comparison.points if point.left_out is not None]
     if left:
         text += f". {len(left)} not compared, such as {sizes_text(left[0].sizes)}"
     return text
+
+
+def _largest_error(results: Sequence[Verdict]) -> str:
+    """The largest error, of a failed output first; empty if no error has a size."""
+    equal = all(result.passed and not result.max_abs for result in results)
+    worst = worst_of(results)
+    if worst is None or (worst.passed and worst.max_rel is None):
+        return ""
+    if equal:
+        return "All outputs are equal"
+    if worst.max_rel is not None:
+        return f"The largest error is {worst.max_rel:.1e} of {worst.output}'s largest value"
+    size = "" if worst.max_abs is None else f", by up to {worst.max_abs:.3g}"
+    return f"{worst.output} differs{size}"
 
 
 def _random(comparison: ComparisonInfo) -> str:

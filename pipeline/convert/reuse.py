@@ -13,7 +13,7 @@ from pipeline.artifact.artifact import Artifact, check_file, is_built
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.files import write_whole
-from pipeline.source.imports import changed_imports
+from pipeline.source.imports import changed_files, changed_imports
 from pipeline.spec.file_names import (
     COMPARISON,
     HALF,
@@ -156,16 +156,39 @@ def first_changed(old: Artifact | None, keys: Mapping[str, str]) -> int:
 
 
 def code_changed(manifest: Manifest) -> tuple[Difference, ...]:
-    """Returns what is not as it was, of the code that an artifact's model was made of."""
+    """Returns what is not as it was, of the code that an artifact's model was made of.
+
+    The factory's own file is left out: the keys have it.
+    """
     model = manifest.model
+    given = Path(model.source.rpartition(":")[0]).name
+    modules = {name: one for name, one in model.modules.items() if name != given}
     return tuple(
         Difference(
             STAGES[0],
-            f"module {name}" if name in model.modules else name,
+            f"module {name}" if name in modules else name,
             *map(value_text, values),
         )
-        for name, values in changed_imports(model.modules, model.packages).items()
+        for name, values in changed_imports(modules, model.packages).items()
     )
+
+
+def check_code(manifest: Manifest, where: str) -> None:
+    """Raises `InputError` if the source code of an artifact's model was changed since.
+
+    Otherwise the model would be another one, and a comparison would blame the artifact.
+
+    Args:
+        manifest: The artifact's manifest.
+        where: The artifact, for the beginning of the error.
+    """
+    model = manifest.model
+    changed = [str(file) for file in changed_files(model.source, model.modules).values()]
+    if changed:
+        raise InputError(
+            f"{where}: source code of {model.source} was changed after the conversion: "
+            f"{', '.join(changed)}. Convert again, or restore the code"
+        )
 
 
 def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:

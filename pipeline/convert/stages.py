@@ -40,7 +40,7 @@ from pipeline.plugins.loading import provided_ops
 from pipeline.rewrite import rewrite as rewriting
 from pipeline.rewrite.choose import all_passes, to_skip
 from pipeline.rewrite.rewrite import Rewritten, raise_refused
-from pipeline.source.imports import imports_of
+from pipeline.source.imports import given_file, imports_of
 from pipeline.source.onnx.importing import import_onnx
 from pipeline.source.onnx.tolerance import with_onnx_tolerance
 from pipeline.spec.closeness import check_has_effect
@@ -114,6 +114,7 @@ def record_export(manifest: Manifest, done: Exported) -> Manifest:
         reference = run_names.REFERENCE
     here = versions(PACKAGES)
     modules, packages = imports_of(manifest.model.source, done.module)
+    modules = {**given_file(manifest.model.source), **modules}
     packages = {n: v for n, v in packages.items() if n not in manifest.model.libraries}
     return replace(
         manifest,

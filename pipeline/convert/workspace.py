@@ -70,6 +70,7 @@ class Workspace:
     ) -> None:
         self.folder, self.place, self.manifest = folder, place, manifest
         self._announce, self._todo = announce, todo
+        self.removed: list[str] = []  # what the new artifact lacks of the old one
         self._last = last_seconds(place, manifest)
 
     def resume(self, manifest: Manifest, todo: tuple[str, ...]) -> None:
@@ -133,7 +134,7 @@ def new_artifact(place: Path, manifest: Manifest, announce: Announce) -> Iterato
     with _outer_held(place), replacing(place, keep=False) as folder:
         work = Workspace(folder, place, manifest, announce)
         yield work
-        keep_engines(place, folder, work.manifest, announce)
+        work.removed += keep_engines(place, folder, work.manifest, announce)
 
 
 @contextmanager

@@ -31,6 +31,8 @@ def take(file: Path) -> BaseFileLock:
     try:
         lock.acquire()
     except Timeout as error:
+        if not file.exists():
+            file.touch()  # filelock hides why a file can't be made, and this raises it
         raise Taken from error
     return lock
 

@@ -15,7 +15,7 @@ import inspect
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import machinery, metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -99,6 +99,53 @@ def changed_imports(
     here = {name: versions((name,)).get(name, "") for name in packages}
     changed |= {name: (old, here[name]) for name, old in packages.items() if old != here[name]}
     return changed
+
+
+def given_file(source: str) -> dict[str, CodeFile]:
+    """The file of a factory ``folder/file.py:factory``, by its name ``file.py``; none for others.
+
+    It has just run, so its hash is that of the code that ran. The keys have it too.
+    """
+    place = Path(source.rpartition(":")[0])
+    file = _real(place) if place.suffix == ".py" and _is_factory(source) else None
+    return {place.name: CodeFile(hash_file(file).sha256, file.as_posix())} if file else {}
+
+
+def changed_files(source: str, modules: Mapping[str, CodeFile]) -> dict[str, Path]:
+    """Returns the files that a run of the source would import now, and that have another content.
+
+    A file whose hash is not known, or that is not found here, is left out.
+
+    Args:
+        source: The model as the user names it.
+        modules: The code that it was made of; see `imports_of` and `given_file`.
+
+    Returns:
+        The files by their names in `modules`. Nothing is run to find them.
+    """
+    given = Path(source.rpartition(":")[0])
+    changed = {}
+    with _importable(given.resolve().parent if given.suffix == ".py" else Path.cwd()):
+        for name, one in modules.items():
+            own = given if name == given.name else _file_of(name)
+            loaded = getattr(sys.modules.get(name), "__file__", None)
+            places = [Path(place) for place in (loaded, own, one.file) if place]
+            file = next((real for place in places if (real := _real(place))), None)
+            if one.sha256 and file is not None and hash_file(file).sha256 != one.sha256:
+                changed[name] = file
+    return changed
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Puts a folder first on the path, as `pipeline.source.factory` does before it runs a file."""
+    before = list(sys.path)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def is_newer(file: Path) -> bool:

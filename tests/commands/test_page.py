@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Run, refused
+from helpers import Run, refinish, refused
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.commands.page.charts import Point, bars, size_map
 from pipeline.commands.page.page import page
+from pipeline.spec.verdicts import Verdict
 
 SECTIONS = ["verdict", "errors", "checks", "graph", "engine", "times", "reproduce"]
 VOID = {"meta", "link", "br", "line", "circle"}
@@ -100,7 +101,9 @@ def test_the_page_has_every_section_and_loads_nothing(cli: Run, artifact: Path) 
     assert [link for link in links if link and not link.startswith(("#", "data:"))] == []
     assert {link[1:] for link in links if link and link.startswith("#")} == set(SECTIONS)
     manifest = Artifact.open(artifact).manifest
-    assert "net right" in read.text and "h in 8..64" in read.text
+    assert "net ONNX right, engine not compared Verdict" in read.text  # the badge
+    assert "net: ONNX right, engine not compared" in read.text  # the title
+    assert "h in 8..64" in read.text
     assert manifest.comparison is not None and manifest.rewrite is not None
     for point in manifest.comparison.points:
         assert f"b={point.sizes['b']},h={point.sizes['h']},w={point.sizes['w']}" in read.text
@@ -129,10 +132,53 @@ def test_a_failed_comparison_is_said_first(cli: Run, artifact: Path) -> None:
     assert [v for t, n, v in read.attributes if t == "circle" and v == "dot failed"]
 
 
+def test_the_error_of_what_failed_is_shown(cli: Run, artifact: Path) -> None:
+    found = Artifact.open(artifact)
+    info = found.manifest.comparison
+    assert info is not None
+    pair = ("torch", "exported")
+    results = (
+        Verdict("agrees", pair, "scores", 1e-3, 4.66e-4),
+        Verdict(
+            "values-differ", pair, "labels", 1.0, facts={"count": 2, "of": 20, "dtype": "int64"}
+        ),
+    )
+    left, failed, also = info.points[:3]
+    agrees = Verdict("agrees", pair, "labels", 1.0)  # a share may differ
+    points = (
+        dataclasses.replace(left, results=(results[0], agrees)),
+        dataclasses.replace(failed, results=results),
+        dataclasses.replace(
+            also,
+            results=(
+                Verdict("agrees", pair, "scores", 0.5, 0.5),
+                Verdict("differs", pair, "y", 2.5e-3, 2e-3, {"largest": 1.25, "index": (0,)}),
+            ),
+        ),
+    )
+    changed = dataclasses.replace(info, points=points, notes=(), checks=())
+    refinish(artifact, comparison=changed)
+    read = Tags(page(Artifact.open(artifact)))
+    said = " ".join(cli("inspect", "a")[1].split())
+    for place, row in (
+        (left, "1.00e-03 4.66e-04"),
+        (failed, "1.00e+00 - 1"),
+        (also, "2.50e-03 2.00e-03 1"),
+    ):
+        at = f"{place.label} {','.join(f'{k}={v}' for k, v in place.sizes.items())} {row}"
+        assert at in read.text and at in said, (at, said)
+    assert "1 failed: labels: 2 of 20 int64 values differ" in read.text  # the tip of a dot
+    assert "1 failed, largest error 2.0e-03" in read.text
+    assert "failed, error up to 2e-03" in read.text and "error up to 5e-04" in read.text
+    # the verdict
+    assert "The largest error is 2.0e-03 of y's largest value" in read.text
+    refinish(artifact, comparison=dataclasses.replace(changed, points=points[:2]))
+    assert "labels differs, by up to 1" in Tags(page(Artifact.open(artifact))).text
+
+
 def perturb_first(folder: Path) -> None:
     """Changes the numbers of an artifact's model.onnx, which has no 4-D weight."""
     import onnx
-    from helpers import refinish
 
     model = onnx.load(folder / "model.onnx")
     (output,) = model.graph.output
@@ -161,7 +207,10 @@ def test_bad_files_are_refused(cli: Run, artifact: Path) -> None:
     (artifact.parent / "no.json").write_text("{")
     refused(cli("report", "a", "--bench", "other.json"), "is not one of `pipeline bench --out`")
     refused(cli("report", "a", "--bench", "no.json"), "cannot be read as JSON")
-    refused(cli("report", "a", "--bench", "missing.json"), "cannot be read as JSON")
+    refused(
+        cli("report", "a", "--bench", "missing.json"),
+        "missing.json: cannot be read: No such file or directory",
+    )
     refused(cli("report", "a", "--out", "missing/r.html"), "--out missing/r.html")
 
 
@@ -242,7 +291,10 @@ def browse(file: Path, width: int, scheme: str, script: str) -> tuple[list[str],
 
 def test_nothing_compared_is_not_right(artifact: Path) -> None:
     found = Artifact.open(artifact, check=False)
-    assert "net right" in Tags(page(found)).text
+    assert "net ONNX right, engine not compared" in Tags(page(found)).text
+    ran = dataclasses.replace(found.manifest, engine_compared=True, engine_gpu="a GPU")
+    text = Tags(page(dataclasses.replace(found, manifest=ran))).text
+    assert "net: right net right Verdict" in text and "on a GPU" in text
     manifest, info = found.manifest, found.manifest.comparison
     assert info is not None
     points = tuple(dataclasses.replace(point, results=()) for point in info.points)

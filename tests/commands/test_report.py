@@ -115,7 +115,17 @@ def test_unfinished_and_unchanged(tmp_path: Path, converted: Report) -> None:
     text = report_text(report)
     assert "nothing compared yet" in text
     assert "engine:" not in text
-    assert "target rtx-1.7, fp32" in text
+    assert "target rtx-1.7, fp32" in text and "next:" not in text
+    built = dataclasses.replace(converted.manifest, comparison=None)
+    text = report_text(Report(Path("my a"), built))
+    assert text.endswith("nothing compared yet\n\nnext: `pipeline verify 'my a'`")
+    assert built.rewrite is not None
+    passes = tuple(dataclasses.replace(one, rewritten=()) for one in built.rewrite.passes)
+    idle = dataclasses.replace(built.rewrite, passes=passes)
+    text = report_text(Report(Path("a"), dataclasses.replace(built, rewrite=idle)))
+    assert (
+        "\n" + str(sum(one.needed for one in passes)) + " passes found nothing to rewrite" in text
+    )
     text = report_text(dataclasses.replace(converted, unchanged=True))
     assert text.count("\n") == 1
     assert "Use --force to convert again" in text

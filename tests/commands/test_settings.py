@@ -33,6 +33,10 @@ precision = "tf32"
 source = "net.py:net"
 dims = ["b=1:2"]
 
+[narrow]
+source = "net.py:net"
+precision = "fp17"
+
 [number]
 seed = [[1]]
 """
@@ -76,6 +80,7 @@ def test_mistakes_are_named(cli: Run, folder: Path) -> None:
     refused(cli("convert", "broken"), "[broken] dims: pipeline convert has no option --dims",
             "did you mean dim?")  # fmt: skip
     refused(cli("convert", "number"), "[number] seed: expected texts or numbers")
+    refused(cli("convert", "narrow"), "pipeline.toml: [narrow] precision: 'fp17' is none of these:")
     (folder / "pipeline.toml").write_text("[mine\n")
     refused(cli("check", "mine"), "pipeline.toml: cannot be read")
     (folder / "pipeline.toml").write_text('mine = "net.py:net"\n')

@@ -323,9 +323,9 @@ def test_what_is_refused(converted: Make, changed: Make, cli: Run) -> None:
     assert cli("triton", artifact, "models", "--backend", "onnxruntime")[0] == 0
     assert read_config(Path("models/relu")).backend == "onnxruntime"
     refused(cli("triton", artifact, artifact), "is an artifact, not a model repository")
-    for name in ("../other", "a/b", ".hidden"):
+    for name in ("../other", "a b/c", ".hidden"):
         refused(
-            cli("triton", converted("relu"), "models", "--name", name), repr(name), "Pass --name"
+            cli("triton", converted("relu"), "models", "--name", name), repr(name), "Pass a --name"
         )
     (artifact / "engine.plan").unlink()
     refinish(artifact)

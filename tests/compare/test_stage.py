@@ -150,6 +150,18 @@ def test_torch_needs_the_same_weights(tmp_path: Path) -> None:
         verify(tmp_path / "a", Verify(torch_model=True, trust=True))
     with pytest.raises(InputError, match="the artifact was made with other weights"):
         verify(tmp_path / "a", Verify(torch_model=True, trust=True, weights=other))
+    # all that is missing is named at once
+    model = dataclasses.replace(Artifact.open(tmp_path / "a").manifest.model, source="net.py:net")
+    refinish(tmp_path / "a", model=model)
+    both = (
+        r"--torch would run net.py:net.*add --trust .*\. Also, .*weights good\.pth.*with --weights"
+    )
+    with pytest.raises(InputError, match=both):
+        verify(tmp_path / "a", Verify(torch_model=True))
+    shutil.rmtree(tmp_path / "a" / "comparison")
+    refinish(tmp_path / "a")
+    with pytest.raises(ArtifactError, match="; pass --torch --trust --weights FILE to run it"):
+        verify(tmp_path / "a")
 
 
 def test_torch_needs_a_model_of_the_zoo(tmp_path: Path) -> None:

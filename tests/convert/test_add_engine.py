@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers import refinish
+from helpers import perturb, refinish
 from onnx import helper, numpy_helper
 
 import pipeline
@@ -101,10 +101,17 @@ def test_a_conversion_keeps_the_engines_of_the_same_model(artifact: Path) -> Non
     assert not any("removed" in text for text in said)
 
     changed = Config("tiny", out=artifact, force=True, options={"channels": 5})
-    run(changed, announce=said.append)
+    report = run(changed, announce=said.append)
     assert engine_places(artifact) == []
     place = artifact / "engines" / "rtx-1.7-sm86"
-    assert f"removed {place}: it was built from another exported.onnx" in said
+    why = f"{place}: it was built from another exported.onnx"
+    assert f"removed {why}" in said
+    assert report.removed == (why,)
+    assert f"removed: {why}" in " ".join(str(report).split())
+    # nothing but the export's seconds count if nothing else ran
+    only = replace(report, ran=("export",))
+    (export,) = [stage for stage in report.manifest.stages if stage.name == "export"]
+    assert f", {export.seconds:.0f} s)" in str(only).splitlines()[0]
 
 
 def test_nobody_replaces_the_artifact_around_an_engine(artifact: Path) -> None:
@@ -175,6 +182,14 @@ def test_inspect_lists_the_engines(artifact: Path, cli: Any) -> None:
     (first, second) = json.loads(cli("inspect", artifact, "--json")[1])["engines"]
     assert first["gpus"] == [] and second["gpus"] == ["8.6", "8.9", "12.0"]
     assert second["engine_compared"] is False and second["passed"] is None
+    model = (place / "model.onnx").read_bytes()
+    (place / "model.onnx").unlink()  # a link to the artifact's
+    (place / "model.onnx").write_bytes(model)
+    perturb(place)
+    assert cli("verify", place)[0] == 1
+    (line,) = [x for x in cli("inspect", artifact)[1].splitlines() if f"engine {place}" in x]
+    assert "fp32, FAILED its comparison: y of rewritten differs from torch at " in line
+    assert "driver" not in line
 
 
 def test_convert_for_some_gpus(cli: Any, tmp_path: Path) -> None:

@@ -128,7 +128,10 @@ def test_what_exceeds_the_measured_tolerance_is_kept_and_marked(
     # only the comparison runs again, and a result that passed is not replaced
     again = converted(net)
     assert again.ok and again.manifest.created != ""
-    assert again.manifest.build == manifest.build
+    assert again.manifest.build == manifest.build and again.ran == ("compare",)
+    # the verdict counts no other seconds
+    compared = next(one for one in again.manifest.stages if one.name == "compare")
+    assert f", {compared.seconds:.0f} s)" in str(again).splitlines()[0]
     with monkeypatch.context() as patch:
         patch.setattr("pipeline.compare.model_runs.rounding_tolerances", too_narrow)
         passed = r"has a result that passed, and is unchanged: pass another folder with --out"

@@ -131,7 +131,9 @@ def test_a_recipe_is_applied_without_a_search(tmp_path: Path) -> None:
     run_build(place)
     assert float_nodes(place) == ["Conv"]
     # the rules are back if they are asked for
-    assert run_build(place, precision="fp16").manifest.build.half is None  # type: ignore[union-attr]
+    rules = run_build(place, precision="fp16")
+    assert rules.manifest.build is not None and rules.manifest.build.half is None
+    assert "removed half.recipe, the artifact's recipe: --precision replaces" in report_text(rules)
     assert "half.recipe" not in Artifact.open(place).manifest.files
     # a whole conversion takes it too
     report = converted(tmp_path, recipe=edited)

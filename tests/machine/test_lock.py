@@ -76,6 +76,12 @@ def test_no_link_is_followed(file: Path, tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "years of work"
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="no folder refuses files")
+def test_a_file_that_cannot_be_made_is_not_taken() -> None:
+    with pytest.raises(FileNotFoundError):
+        take(Path("/proc/.x.lock"))
+
+
 def test_a_second_tune_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "raft"
     with _work_folder(place) as folder:

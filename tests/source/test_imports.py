@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.convert.driver import run
+from pipeline.convert.driver import run, verify
 from pipeline.convert.report import Report
 from pipeline.errors import InputError
 from pipeline.source import imports
@@ -86,6 +86,35 @@ def test_a_late_import_that_changed_is_converted_again(
     assert not second.unchanged and factor("a") == 3
     # the key alone cannot tell: it is made before the factory runs
     assert first.manifest.keys["export"] == second.manifest.keys["export"]
+
+
+def test_the_torch_model_of_changed_code_is_not_compared(
+    library: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    library(elsewhere, 2)
+    assert convert("a").ok
+    assert verify("a", torch_model=True, trust=True).ok
+    library(elsewhere, 3)
+    file = elsewhere / "late_blocks" / "scaling.py"
+    said = f"^a: source code of scripts/own.py:net was changed .*: {file}. Convert again, or "
+    with pytest.raises(InputError, match=said):
+        verify("a", torch_model=True, trust=True)
+    assert "late_blocks" not in sys.modules  # nothing ran
+    library(elsewhere, 2)
+    assert verify("a", torch_model=True, trust=True).ok
+    # the factory's own file
+    Path("scripts/own.py").write_text(OWN + "\n")
+    with pytest.raises(InputError, match=r"was changed .*/scripts/own\.py\. Convert again"):
+        verify("a", torch_model=True, trust=True)
+    Path("scripts/own.py").write_text(OWN)
+    assert verify("a", torch_model=True, trust=True).ok
+    # another copy of the same code, at another place
+    Path("scripts").rename("moved")
+    library(tmp_path_factory.mktemp("copy"), 2)
+    (elsewhere / "late_blocks" / "scaling.py").write_text("")
+    Path("scripts").symlink_to("moved")
+    assert verify("a", torch_model=True, trust=True).ok
 
 
 def test_a_store_gives_no_model_of_other_code(

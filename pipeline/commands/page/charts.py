@@ -96,8 +96,8 @@ def size_map(points: Sequence[Point], ranges: Mapping[str, tuple[int, int]]) -> 
     *first, across = sorted(wide, key=free.index)
     up = first[0] if first else ""
     right = WIDTH - _EDGE
-    errors = [point.error for point in points if point.error]
-    worst = max(errors, default=0.0)
+    worst = max((p.error for p in points if p.error and not p.failed), default=0.0)
+    failed = max((p.error for p in points if p.error and p.failed), default=0.0)
     dots = []
     for point in points:
         x = _placed(point.sizes.get(across, 0), ranges[across], _LEFT, right)
@@ -112,7 +112,7 @@ def size_map(points: Sequence[Point], ranges: Mapping[str, tuple[int, int]]) -> 
         tuple(sorted(dots, key=lambda dot: order.get(dot.kind, 1))),
         _ticks(ranges[across], _LEFT, right),
         _ticks(ranges[up], HEIGHT - _BOTTOM, _EDGE) if up else (),
-        _legend({dot.kind for dot in dots}, worst),
+        _legend({dot.kind for dot in dots}, worst, failed),
     )
 
 
@@ -149,9 +149,9 @@ def _kind(point: Point, worst: float) -> str:
     return f"level-{max(0, _LEVELS - 1 - int(2 * decades))}"
 
 
-def _legend(kinds: set[str], worst: float) -> tuple[tuple[str, str], ...]:
+def _legend(kinds: set[str], worst: float, failed: float) -> tuple[tuple[str, str], ...]:
     texts = {
-        "failed": "failed",
+        "failed": f"failed, error up to {failed:.0e}" if failed else "failed",
         "left-out": "not compared",
         "plain": "compared, without numbers",
         **{

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.manifest import ComparisonInfo, Manifest, PointInfo
+from pipeline.artifact.manifest import Manifest, PointInfo
 from pipeline.commands.page.charts import Point, bars, size_map
-from pipeline.compare.problems import problems
+from pipeline.compare.problems import problems, worst_of
 from pipeline.convert.findings import comparison_failures
 from pipeline.convert.report import compared_text, narrowed_text, notes_of
 from pipeline.errors import InputError
@@ -75,7 +75,7 @@ def _facts(artifact: Artifact, bench: Path | None) -> dict[str, Any]:
     rewrite = manifest.rewrite
     return {
         "m": manifest,
-        "word": _word(comparison),
+        "word": _word(manifest),
         "facts": _head(manifest),
         "failures": comparison_failures(comparison) if comparison else [],
         "notes": notes_of(manifest),
@@ -106,12 +106,15 @@ def _facts(artifact: Artifact, bench: Path | None) -> dict[str, Any]:
     }
 
 
-def _word(comparison: ComparisonInfo | None) -> str:
+def _word(manifest: Manifest) -> str:
+    comparison = manifest.comparison
     if comparison is None:
         return "not compared"
     if comparison.passed and not any(r.compared for p in comparison.points for r in p.results):
         return "not compared"
-    return "right" if comparison.passed else "failed"
+    if not comparison.passed:
+        return "failed"
+    return "right" if manifest.engine_compared else "ONNX right, engine not compared"
 
 
 def _head(manifest: Manifest) -> list[tuple[str, str]]:
@@ -135,11 +138,14 @@ def _point(info: PointInfo) -> Point:
     label = f"{info.label}: {sizes_text(info.sizes)}"
     if info.left_out is not None:
         return Point(info.sizes, None, False, f"{label}: not compared: {info.left_out.text}", True)
-    error = max((r.max_rel for r in info.results if r.max_rel is not None), default=None)
+    worst = worst_of(info.results)
+    error = worst.max_rel if worst is not None else None
     bad = len(problems([info]))
     said = f"{bad} failed" if bad else _agreed(info)
     if error is not None:
         said += f", largest error {error:.1e}"
+    elif worst is not None and bad:
+        said += f": {worst.output}: {worst.what}"
     return Point(info.sizes, error, bool(bad), f"{label}: {said}")
 
 
@@ -151,14 +157,14 @@ def _row(info: PointInfo) -> dict[str, Any]:
     if info.left_out is not None:
         return {"info": info, "sizes": sizes_text(info.sizes), "said": info.left_out.text,
                 "kind": "left-out", "error": None, "absolute": None}  # fmt: skip
-    bad = len(problems([info]))
+    bad, worst = len(problems([info])), worst_of(info.results)
     return {
         "info": info,
         "sizes": sizes_text(info.sizes),
         "said": f"{bad} failed" if bad else _agreed(info),
         "kind": "failed" if bad else "right",
-        "error": max((r.max_rel for r in info.results if r.max_rel is not None), default=None),
-        "absolute": max((r.max_abs for r in info.results if r.max_abs is not None), default=None),
+        "error": worst.max_rel if worst is not None else None,
+        "absolute": worst.max_abs if worst is not None else None,
     }
 
 
@@ -206,7 +212,9 @@ def _medians(point: Mapping[str, Any]) -> dict[str, float]:
 def _read(file: Path, what: str) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InputError(f"{what}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise InputError(f"{what}: cannot be read as JSON: {error}") from error
 
 

@@ -148,7 +148,8 @@ def _place(repository: Path, name: str) -> Path:
     """The model's folder. Raises `InputError` if it is somebody else's, or no repository's."""
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"the name {name!r} is none of a folder. Pass --name with letters and digits"
+            f"name {name!r}: Triton names the model's folder so. Pass a --name that begins with a "
+            "letter or a digit, and has no others but '.', '_' and '-'"
         )
     if (repository / MANIFEST).is_file():
         raise InputError(

@@ -31,7 +31,7 @@ from pipeline.compare.engine_runs import why_no_runtime
 from pipeline.convert.keys import content_of, pipeline_hash
 from pipeline.convert.recipe import precision_and_recipe
 from pipeline.convert.workspace import opened_artifact
-from pipeline.errors import ArtifactError, EngineError, InputError, PipelineError, first_line
+from pipeline.errors import ArtifactError, InputError, PipelineError, TargetMissing, first_line
 from pipeline.graph.external_data import check_models
 from pipeline.machine.files import write_whole
 from pipeline.machine.gpu import find_gpu, why_not
@@ -105,7 +105,7 @@ def tune(
     Raises:
         ArtifactError, InputError: There is no artifact, it stores no outputs to compare with, a
             size is not legal, or another ``tune`` of this artifact is running.
-        EngineError: No GPU here can run the target's engines, or a library for that is missing.
+        TargetMissing: No GPU here can run the target's engines, or a library for that is missing.
     """
     artifact = Artifact.open(place)
     manifest, declared = artifact.manifest, artifact.manifest.interface
@@ -121,7 +121,7 @@ def tune(
     require(target)
     why, gpu = why_not(target) or why_no_runtime(), find_gpu()
     if why or isinstance(gpu, str):
-        raise EngineError(f"{place}: tune needs a GPU that runs the engine: {why or gpu}")
+        raise TargetMissing(f"{place}: tune needs a GPU that runs the engine: {why or gpu}")
     profiles = tuple(profile.resolve(declared.dims) for profile in declared.profiles)
     points = sizes_to_time(declared.dims, profiles, declared.rules, shapes)
     start = as_it_is(manifest, profiles, precision_and_recipe(artifact, None, None)[1])
