@@ -129,9 +129,9 @@ NOT_RUN: Mapping[str, str] = {
     # docs/guide/write-a-pass.md and docs/reference/targets.md
     "pipeline passes --still-needed": MINUTES,
     # docs/guide/shared-store.md
-    "pip install 'trt-pipeline[store]'": NETWORK,
+    "pip install '.[store]'": NETWORK,
     # docs/guide/farm.md
-    "pip install 'trt-pipeline[export,rtx,zoo,ray,store]'": NETWORK,
+    "pip install '.[export,rtx,zoo,ray,store]'": NETWORK,
     **dict.fromkeys((
         "ray start --head",
         "ray start --address HOST:6379",
