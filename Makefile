@@ -4,6 +4,7 @@ ARGS ?=
 WORKERS ?= 3
 MINUTES ?= 60
 PYTHON ?= python3
+PIP_ARGS ?=
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
@@ -17,7 +18,7 @@ setup: $(VENV)/.installed ## Make the virtual environment (every other target do
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,zoo,rtx,runtime,metrics,triton,bench,dev,docs]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[export,zoo,rtx,runtime,metrics,triton,bench,dev,docs]'
 	@touch $@
 
 convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifacts/MODEL; more words in ARGS
