@@ -188,7 +188,7 @@ def test_inspect_lists_the_engines(artifact: Path, cli: Any) -> None:
     perturb(place)
     assert cli("verify", place)[0] == 1
     (line,) = [x for x in cli("inspect", artifact)[1].splitlines() if f"engine {place}" in x]
-    assert "fp32, FAILED its comparison: y of rewritten differs from torch at " in line
+    assert "fp32, FAILED its comparison: y of rewritten differs from exported at " in line
     assert "driver" not in line
 
 
