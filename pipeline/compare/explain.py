@@ -14,6 +14,7 @@ from pipeline.compare.problems import key_of, problems
 from pipeline.compare.run_names import HALF, REWRITTEN, TORCH, is_engine
 from pipeline.compare.runners import RunFailed
 from pipeline.errors import CompareError, ConstraintError
+from pipeline.probe.eager import bad_weight
 from pipeline.probe.probe import probe
 from pipeline.spec.file_names import EXPORTED, MODEL
 from pipeline.spec.recipe import stored_recipe
@@ -77,6 +78,11 @@ def disagreement(
         announce: Called when the search begins.
     """
     announce("find the first node that differs")
+    weight = ""
+    if module is not None:
+        from pipeline.export.module import inner
+
+        weight = bad_weight(inner(module))
     shown = {problem.key for problem in problems(info.points)}
     located: set[tuple[str, str]] = set()
     index = 0
@@ -85,14 +91,16 @@ def disagreement(
         results = []
         for result in point.results:
             new = result
+            if weight and result.facts.get("advice") == "limit-inputs":
+                new = result.knowing(advice="bad-weight", weight=weight)
             failed = not result.passed and key_of(point, result) in shown
             if failed and point.compared and result.pair not in located:
                 located.add(result.pair)
                 where = _located(result.pair, folder, manifest, module, feeds[index])
                 if where:
-                    new = result.knowing(where=where)
+                    new = new.knowing(where=where)
                 elif result.pair[0] == REWRITTEN and is_engine(result.pair[1]):
-                    new = result.knowing(
+                    new = new.knowing(
                         locate=dict(point.sizes)
                     )  # locating needs more builds, so advise the command
             results.append(new)

@@ -20,9 +20,10 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.export.dtypes import computed_halves, in_dtype, run_widened
+from pipeline.export.module import inner
 from pipeline.export.tolerance_runs import Run, arrays_of, called_with, runs_of
 from pipeline.export.wide_calls import WideCalls
-from pipeline.probe.eager import quiet
+from pipeline.probe.eager import bad_weight, quiet
 from pipeline.probe.state import ModuleState, untouched
 from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import sizes_text
@@ -71,10 +72,13 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
             noise[output.name] = new.worst(noise.get(output.name))
     for name, sizes in odd.items():
         if name not in noise and not _has_tolerance(spec, name):
+            weight = bad_weight(inner(module))
+            do = "give the inputs a range where it is finite (--range, or low= and high=)"
+            if weight:
+                do = f"the weight {weight} itself has NaN or infinity: correct the weights"
             raise InputError(
                 f"model {spec.name}: output {name} is NaN or infinite at "
-                f"{sizes_text(sizes)}, so it can't be "
-                "compared; give the inputs a range where it is finite (--range, or low= and high=)"
+                f"{sizes_text(sizes)}, so it can't be compared; {do}"
             )
     outputs = []
     fixed = all(dim.static for dim in spec.dims.values())

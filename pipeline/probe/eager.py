@@ -204,3 +204,19 @@ def model_line(stack: traceback.StackSummary, framework: str) -> str:
         elif inside and is_model_file(frame.filename):
             found = f"{frame.filename}:{frame.lineno} in {frame.name}: {(frame.line or '').strip()}"
     return found
+
+
+def bad_weight(module: torch.nn.Module) -> str:
+    """The name of a weight with NaN or infinity; empty if there is none.
+
+    A buffer counts only with NaN: one for a mask may have infinities.
+    """
+    import torch
+
+    for name, weight in module.named_parameters():
+        if weight.is_floating_point() and not torch.isfinite(weight).all():
+            return name
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point() and torch.isnan(buffer).any():
+            return name
+    return ""

@@ -57,6 +57,7 @@ VERDICTS: Mapping[VerdictKind, Kind] = {
 # advice on a verdict, in addition to that of its kind
 AdviceKind = Literal[
     "limit-inputs",
+    "bad-weight",
     "fp16-overflow",
     "state-engine-tolerance",
     "beyond-rounding",
@@ -69,6 +70,7 @@ ADVICE: Mapping[AdviceKind, str] = {
         "the Input. For a mask, use --range NAME=prefix (1 is kept) or padding (1 is left out). "
         "If a size causes it, such as std over 1 element, declare a range without it"
     ),
+    "bad-weight": "The weight {weight} itself has NaN or infinity: correct the weights",
     "fp16-overflow": (
         "fp16 overflows beyond 65504: build the engine with --precision bf16 or tf32"
     ),
@@ -182,7 +184,7 @@ class Verdict:
         for advice, text in ADVICE.items():
             if get("advice") == advice:
                 wider = _WIDER if get("precision") != "tf32" else "fp32"
-                parts.append(text.format(precision=get("precision"), wider=wider))
+                parts.append(text.format_map({**self.facts, "wider": wider}))
         if self.kind == "values-differ":
             parts.append(_share(self.facts))
         if (worst := get("worst_abs")) is not None:

@@ -129,6 +129,8 @@ FP32, INT64, INT32, BOOL = 11, 9, 8, 1
 def test_a_model_with_a_batch(converted: Make, cli: Run, tmp_path: Path) -> None:
     code, output, errors = cli("triton", converted("relu"), "models")
     assert code == 0, errors
+    assert "serves:   model.onnx with ONNX Runtime on the CPU, in float32" in output
+    assert "tritonserver:26.07-py3" in output and "--gpus" not in output
     model = tmp_path / "models" / "relu"
     assert files_under(tmp_path / "models") == [
         "relu", "relu/1", "relu/1/model.onnx", "relu/config.pbtxt", "relu/pipeline.json",

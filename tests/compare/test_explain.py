@@ -80,6 +80,18 @@ def test_a_wrong_pass_is_named_with_the_node_and_the_sizes(tmp_path: Path) -> No
     assert not (tmp_path / "a").exists()
 
 
+def test_a_weight_that_is_no_number_is_named(tmp_path: Path) -> None:
+    class Broken(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv.bias.data[2] = torch.nan
+
+    with pytest.raises(CompareError) as caught:
+        run(Config(spec(Broken), out=tmp_path / "a", quick=True))
+    text = str(caught.value)
+    assert "The weight conv.bias itself has NaN or infinity" in text and "--range" not in text
+
+
 def test_sizes_that_only_the_model_refuses_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConstraintError) as caught:
         run(Config(spec(Particular), out=tmp_path / "a"))

@@ -187,6 +187,25 @@ def test_none_is_given_for_what_is_no_number(forward: Callable[[Any], Any], tmp_
         export(spec_of(Bad), None, tmp_path / "m.onnx")
 
 
+@pytest.mark.parametrize(("part", "value"), [("weight", torch.nan), ("bias", torch.inf)])
+def test_a_weight_that_is_no_number_is_named(part: str, value: float, tmp_path: Path) -> None:
+    class Broken(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 3, 1)
+            self.register_buffer("mask", torch.full((1,), -torch.inf))  # of no concern
+            getattr(self.conv, part).data.view(-1)[1] = value
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x)
+
+    with pytest.raises(InputError) as caught:
+        export(spec_of(Broken), None, tmp_path / "m.onnx")
+    text = str(caught.value)
+    assert text.endswith(f"the weight conv.{part} itself has NaN or infinity: correct the weights")
+    assert "range" not in text
+
+
 class Keeps(torch.nn.Module):
     """Makes a table at the first run of a size, and keeps it, in the dtype of its input."""
 

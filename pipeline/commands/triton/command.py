@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from pipeline.commands.triton.repository import Written
 
 
+_NO_ENGINE = (
+    "model.onnx with ONNX Runtime on the CPU, in float32 also where the engine is in half "
+    "precision. The engine is not used"
+)
+
+
 def add_commands(add: Callable[..., Any]) -> None:
     """Adds ``triton`` and ``triton-replay`` to the command line."""
     sub = add(
@@ -96,6 +102,7 @@ def written_text(written: Written, artifact: Path) -> str:
         batches = f"one by one: {written.why_no_batches}"
     lines = [
         f"model:    {written.model}, for Triton's backend {written.backend}",
+        f"serves:   {_NO_ENGINE}" if written.backend == "onnxruntime" else "",
         f"server:   {written.image}{engine}",
         f"GPU:      compute capability {gpu}" if gpu else "",
         f"requests: {batches}",
