@@ -221,7 +221,7 @@ def test_names_are_text_and_not_html(artifact: Path) -> None:
 
 
 def test_one_dim_and_none() -> None:
-    points = [Point({"t": n}, 1e-7 * n, n == 9, f"t={n}") for n in (1, 3, 9)]
+    points = [Point({"t": n}, 1e-7 * n * n, n == 9, f"t={n}") for n in (1, 3, 9)]
     points.append(Point({"t": 27}, None, False, "t=27", left_out=True))
     shown = size_map(points, {"t": (1, 27)})
     assert shown is not None and shown.up == "" and not shown.rows
