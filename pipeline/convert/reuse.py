@@ -13,7 +13,7 @@ from pipeline.artifact.artifact import Artifact, check_file, is_built
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.files import write_whole
-from pipeline.source.imports import changed_files, changed_imports
+from pipeline.source.imports import changed_files, changed_imports, given_place
 from pipeline.spec.file_names import (
     COMPARISON,
     HALF,
@@ -161,8 +161,9 @@ def code_changed(manifest: Manifest) -> tuple[Difference, ...]:
     The factory's own file is left out: the keys have it.
     """
     model = manifest.model
-    given = Path(model.source.rpartition(":")[0]).name
-    modules = {name: one for name, one in model.modules.items() if name != given}
+    given = given_place(model.source)
+    own = given.name if given is not None else ""
+    modules = {name: one for name, one in model.modules.items() if name != own}
     return tuple(
         Difference(
             STAGES[0],

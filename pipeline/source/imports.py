@@ -60,8 +60,8 @@ def imports_of(
     """
     if not _is_factory(source):
         return {}, {}
-    factory = Path(source.rpartition(":")[0])
-    given = factory.resolve() if factory.suffix == ".py" else None
+    factory = given_place(source)
+    given = factory.resolve() if factory is not None else None
     loaded = dict(_own_files())
     if given is not None:
         _check_beside(source, given, loaded)
@@ -106,9 +106,20 @@ def given_file(source: str) -> dict[str, CodeFile]:
 
     It has just run, so its hash is that of the code that ran. The keys have it too.
     """
+    place = given_place(source)
+    file = _real(place) if place is not None and _is_factory(source) else None
+    if place is None or file is None:
+        return {}
+    return {place.name: CodeFile(hash_file(file).sha256, file.as_posix())}
+
+
+def given_place(source: str) -> Path | None:
+    """The path ``folder/file.py`` of a factory ``folder/file.py:factory``; None for others.
+
+    A module that the user names, ``package.module:factory``, is an import like all others.
+    """
     place = Path(source.rpartition(":")[0])
-    file = _real(place) if place.suffix == ".py" and _is_factory(source) else None
-    return {place.name: CodeFile(hash_file(file).sha256, file.as_posix())} if file else {}
+    return place if place.suffix == ".py" else None
 
 
 def changed_files(source: str, modules: Mapping[str, CodeFile]) -> dict[str, Path]:
@@ -123,11 +134,11 @@ def changed_files(source: str, modules: Mapping[str, CodeFile]) -> dict[str, Pat
     Returns:
         The files by their names in `modules`. Nothing is run to find them.
     """
-    given = Path(source.rpartition(":")[0])
+    given = given_place(source)
     changed = {}
-    with _importable(given.resolve().parent if given.suffix == ".py" else Path.cwd()):
+    with _importable(given.resolve().parent if given is not None else Path.cwd()):
         for name, one in modules.items():
-            own = given if name == given.name else _file_of(name)
+            own = given if given is not None and name == given.name else _file_of(name)
             loaded = getattr(sys.modules.get(name), "__file__", None)
             places = [Path(place) for place in (loaded, own, one.file) if place]
             file = next((real for place in places if (real := _real(place))), None)

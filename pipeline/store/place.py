@@ -118,6 +118,9 @@ class Place:
             with _explained(self.url):
                 self.files.info(bucket)
         except FileNotFoundError as error:
+            first = error.__context__
+            if isinstance(first, OSError) and not isinstance(first, FileNotFoundError):
+                return  # gcsfs was forbidden to ask, and then listed an empty bucket
             raise InputError(
                 f"store {self.url}: there is no bucket {bucket}. Create it, or correct the address"
             ) from error

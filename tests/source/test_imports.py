@@ -6,6 +6,7 @@ import importlib
 import runpy
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pipeline.convert.report import Report
 from pipeline.errors import InputError
 from pipeline.source import imports
 from pipeline.source.find import find_source
-from pipeline.source.imports import changed_imports, imports_of
+from pipeline.source.imports import changed_files, changed_imports, imports_of
 from pipeline.spec.code_file import CodeFile
 from pipeline.spec.config import Config
 
@@ -115,6 +116,23 @@ def test_the_torch_model_of_changed_code_is_not_compared(
     (elsewhere / "late_blocks" / "scaling.py").write_text("")
     Path("scripts").symlink_to("moved")
     assert verify("a", torch_model=True, trust=True).ok
+
+
+def test_a_module_that_is_the_source_is_an_import_too(
+    library: Callable[..., None], tmp_path: Path
+) -> None:
+    library(tmp_path / "lib", 2)
+    Path("late_blocks.scaling").write_text("no module")
+    made = Config("late_blocks.scaling:Scaled", out="a", inputs=("x:{b}x4",), dims=("b=1:4",))
+    modules = run(replace(made, quick=True)).manifest.model.modules
+    assert "late_blocks.scaling" in modules
+    assert changed_files(str(made.model), modules) == {}
+    # another copy, which a run would import
+    library(tmp_path / "other", 3)
+    file = tmp_path / "other/late_blocks/scaling.py"
+    assert changed_files(str(made.model), modules) == {"late_blocks.scaling": file}
+    with pytest.raises(InputError, match=f"was changed after the conversion: {file}"):
+        verify("a", torch_model=True, trust=True)
 
 
 def test_a_store_gives_no_model_of_other_code(

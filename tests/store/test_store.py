@@ -329,6 +329,32 @@ def test_a_bucket_that_does_not_exist(
     assert cli("store", "ls", f"s3://{bucket}")[0] == 0
 
 
+@pytest.mark.parametrize("forbidden", [True, False])
+def test_an_empty_bucket_that_may_not_be_asked_for(*, forbidden: bool) -> None:
+    """gcsfs asks for the bucket. If that fails, it lists it, and takes an empty list for none.
+
+    The role Storage Object Admin may not ask. gcsfs needs Google's servers, so this does the same.
+    """
+    pytest.importorskip("fsspec")
+    from fsspec.asyn import AsyncFileSystem
+
+    class Files(AsyncFileSystem):
+        cachable = False
+
+        async def _info(self, path: str, **_: object) -> dict[str, object]:
+            try:
+                raise OSError(f"Forbidden: {path}") if forbidden else FileNotFoundError(path)
+            except OSError:
+                raise FileNotFoundError(path)  # noqa: B904
+
+    place = Place("gs://bucket/x", Files(), "bucket/x", local=False)
+    if forbidden:
+        place.check_bucket()
+    else:
+        with pytest.raises(InputError, match="there is no bucket bucket"):
+            place.check_bucket()
+
+
 @pytest.mark.parametrize(
     "words", [("ls", "nowhere"), ("gc", "nowhere"), ("pull", "nowhere", "tiny", "out")]
 )
