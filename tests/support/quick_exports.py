@@ -5,7 +5,7 @@
   can register functions. tests/export/test_export.py compares the copy with torch's table.
 - To list the ops that it may decompose, torch looks up every such op once for each namespace of
   ops, of which there are about 30, and does this twice for each export. Here it is once for each
-  list. This takes 0.2 s off an export.
+  list. A small export of 0.6 s takes about 0.1 s less.
 """
 
 from __future__ import annotations
