@@ -116,20 +116,6 @@ def test_opset_and_silence(tmp_path, capfd) -> None:
     assert set(done.library_seconds) == {*own, "torch.export", "torch.onnx.export"}
 
 
-def test_the_list_of_ops_that_the_tests_make_is_torchs_own() -> None:
-    from torch._export import utils
-    from torch.export import decomp_utils, exported_program
-
-    keep_table()
-    looked_up = utils._materialize_cpp_cia_ops
-    listed = utils.look_up_each_time()
-    assert len(listed) > 100
-    for module in (utils, decomp_utils, exported_program):
-        assert module._collect_all_valid_cia_ops is not utils.look_up_each_time
-        assert module._collect_all_valid_cia_ops() == listed
-    assert utils._materialize_cpp_cia_ops is looked_up
-
-
 def test_the_table_that_the_tests_keep_is_torchs_own() -> None:
     """The next export does not get what one export registers."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
