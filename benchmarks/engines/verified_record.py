@@ -256,8 +256,8 @@ def command_of(manifest: Mapping[str, Any]) -> str:
     else:
         add("--precision", manifest["precision"])
     for profile in declared["profiles"]:
-        # a user-supplied profile; profiles of the source have other names
-        if re.fullmatch(r"profile\d+", profile["name"]):
+        # a profile of the user, or one that `tune` made of it; the source has other names
+        if re.fullmatch(r"profile\d+(-\d+)?", profile["name"]):
             ranges = profile["ranges"].items()
             add("--profile", ",".join(f"{dim}={':'.join(map(str, r))}" for dim, r in ranges))
     tolerances = {

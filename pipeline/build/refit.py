@@ -214,7 +214,7 @@ def set_weights(trt: Any, refitter: Any, network: Any) -> list[Any]:
     for name, role, weights in network_weights(trt, network):
         if (name, role) not in wanted:
             continue
-        given.append(trt.Weights(np.ascontiguousarray(weights)))  # 8.6 takes no array
+        given.append(trt.Weights(weights))  # 8.6 takes no array
         if not refitter.set_weights(name, role, given[-1]):
             raise InputError(
                 f"the {role.name.lower()} of layer {name} does not fit the engine: it has "
