@@ -14,6 +14,7 @@ from pipeline.compare.problems import key_of, problems
 from pipeline.compare.run_names import HALF, REWRITTEN, TORCH, is_engine
 from pipeline.compare.runners import RunFailed
 from pipeline.errors import CompareError, ConstraintError
+from pipeline.graph import files as graph_files
 from pipeline.probe.eager import bad_weight
 from pipeline.probe.probe import probe
 from pipeline.spec.file_names import EXPORTED, MODEL
@@ -79,10 +80,8 @@ def disagreement(
     """
     announce("find the first node that differs")
     weight = ""
-    if module is not None:
-        from pipeline.export.module import inner
-
-        weight = bad_weight(inner(module))
+    if any(r.facts.get("advice") == "limit-inputs" for point in info.points for r in point.results):
+        weight = _bad_weight(module, folder / EXPORTED)
     shown = {problem.key for problem in problems(info.points)}
     located: set[tuple[str, str]] = set()
     index = 0
@@ -107,6 +106,14 @@ def disagreement(
         index += point.compared
         points.append(replace(point, results=tuple(results)))
     return replace(info, points=tuple(points))
+
+
+def _bad_weight(module: torch.nn.Module | None, exported: Path) -> str:
+    if module is None:
+        return graph_files.bad_weight(exported)
+    from pipeline.export.module import inner
+
+    return bad_weight(inner(module))
 
 
 def _located(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.artifact.manifest import ComparisonInfo, PointInfo
-from pipeline.compare.run_names import in_precision
+from pipeline.compare.run_names import EXPORTED, REWRITTEN, in_precision
 from pipeline.spec.verdicts import AdviceKind, Verdict
 
 Cause = tuple[str, str, str]  # output, kind of the verdict, run
@@ -66,13 +66,17 @@ def problems(points: Sequence[PointInfo]) -> list[Problem]:
 def only_engine_failed(comparison: ComparisonInfo) -> bool:
     """True if the comparison failed, and all failures are of the engine or of half.onnx.
 
-    So model.onnx itself passed.
+    So model.onnx itself passed. It is False if nothing of model.onnx was compared.
     """
-    failed = [result.pair[1] for point in comparison.points for result in point.results
-              if not result.passed]  # fmt: skip
+    results = [result for point in comparison.points for result in point.results]
+    kinds = {note.kind for note in comparison.notes}
+    run = EXPORTED if "model-unchanged" in kinds else REWRITTEN
+    compared = any(result.compared for result in results if result.pair[1] == run)
+    compared = compared or kinds >= {"model-unchanged", "source-is-onnx"}  # equal to the byte
+    failed = [result.pair[1] for result in results if not result.passed]
     failed += [check.run for check in comparison.checks if not check.passed]
     others = any(note.fails for note in comparison.notes)
-    return bool(failed) and not others and all(map(in_precision, failed))
+    return compared and bool(failed) and not others and all(map(in_precision, failed))
 
 
 def worst_of(results: Iterable[Verdict]) -> Verdict | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.artifact.manifest import Manifest
+from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.compare.run_names import in_precision
 from pipeline.compare.runners import failures
 from pipeline.convert.findings import comparison_failures
 from pipeline.convert.reuse import previous
 from pipeline.convert.workspace import Workspace
 from pipeline.errors import CompareError
+from pipeline.source.imports import changed_files
 from pipeline.spec.precision import ROUNDED
 
 
@@ -53,6 +54,27 @@ def disagreement(work: Workspace, *, keep: bool = True) -> Disagreement | None:
     head = f"model {manifest.name}: the comparison failed; {place} {outcome}"
     error.more = "\n".join([head, *(line for finding in found for line in finding.lines())])
     return error
+
+
+def check_code(stated: Manifest, failed: ComparisonInfo, place: Path) -> None:
+    """Raises `CompareError` if source code was changed that an artifact's model may be made of.
+
+    After a comparison that failed: the torch model may be another one now, and the artifact right.
+
+    Args:
+        stated: The manifest from before the comparison.
+        failed: The comparison.
+        place: The artifact's folder.
+    """
+    model = stated.model
+    if changed := changed_files(model.source, model.modules):
+        lines = failures(failed)
+        raise CompareError(
+            f"{place}: {lines[0]}. But source code of {model.source} was changed after the "
+            f"conversion: {', '.join(map(str, changed.values()))}. The artifact "
+            f"{unwritten(place)}. Convert again, or restore the code",
+            detail="\n".join(lines),
+        )
 
 
 def unwritten(place: Path) -> str:

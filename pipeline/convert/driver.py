@@ -16,7 +16,7 @@ from pipeline.compare.plan import CompareOptions
 from pipeline.compare.regression import regression
 from pipeline.compare.run_names import TORCH
 from pipeline.convert.add_engine import add_engine
-from pipeline.convert.disagreement import disagreement
+from pipeline.convert.disagreement import check_code, disagreement
 from pipeline.convert.failed import failed_place, forget_failed, kept_if_failed
 from pipeline.convert.options import (
     AS_BEFORE,
@@ -308,8 +308,11 @@ def verify(
         work.do(COMPARE, work.manifest, reference, options, announce, place)
         done = work.manifest
         # without its keys, the artifact is compared again by the next conversion
-        good = done.comparison is not None and done.comparison.passed
-        good = good and sizes_compared(stated) <= sizes_compared(done) and manifest == stated
+        assert done.comparison is not None
+        passed = done.comparison.passed
+        if how.torch_model and how.spec is None and not passed:
+            check_code(stated, done.comparison, place)
+        good = passed and sizes_compared(stated) <= sizes_compared(done) and manifest == stated
         done = work.finish(keys=done.keys if good else {})
     if old is None:
         return Report(place, done, stage=COMPARE.name)

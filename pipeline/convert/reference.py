@@ -12,7 +12,6 @@ from pipeline.compare import run_names
 from pipeline.compare.runners import TorchRunner
 from pipeline.convert.keys import weights_info
 from pipeline.convert.options import Verify
-from pipeline.convert.reuse import check_code
 from pipeline.errors import InputError
 from pipeline.graph.session import OnnxRunner
 from pipeline.models import MODELS
@@ -128,8 +127,6 @@ def rebuilt(manifest: Manifest, how: Verify, where: str) -> Runner | None:
             "make it again: spec = pipeline.source.module.module_spec(module, inputs, dims)"
         )
     check_needed(manifest, where, trust=how.trust or spec is not None, weights=weights)
-    if spec is None:
-        check_code(manifest, where)
     config = Config(
         info.source,
         options=info.options,

@@ -28,7 +28,7 @@ from pipeline.convert.plan import initial_manifest
 from pipeline.convert.recipe import Search, decided, precision_and_recipe
 from pipeline.convert.reference import reference_runner
 from pipeline.convert.report import Report
-from pipeline.convert.reuse import check_code, check_not_replaced, refuse_other
+from pipeline.convert.reuse import check_not_replaced, refuse_other
 from pipeline.convert.stages import BUILD, COMPARE, EXPORT, REWRITE, BuiltEngine, record_build
 from pipeline.convert.workspace import Stage, Workspace, new_artifact
 from pipeline.errors import CompareError, InputError, TargetMissing
@@ -262,8 +262,6 @@ def _config(artifact: Artifact, weights: Path, how: Refit) -> Config:
             f"{place}: a refit would run {info.source}, which the artifact's manifest names. If "
             "you trust it, add --trust (in Python: trust=True)"
         )
-    if not own:
-        check_code(manifest, str(place))
     return Config(
         str(weights) if own else info.source,
         options=info.options,

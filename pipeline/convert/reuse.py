@@ -13,7 +13,7 @@ from pipeline.artifact.artifact import Artifact, check_file, is_built
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError, InputError
 from pipeline.machine.files import write_whole
-from pipeline.source.imports import changed_files, changed_imports, given_place
+from pipeline.source.imports import changed_imports, given_place
 from pipeline.spec.file_names import (
     COMPARISON,
     HALF,
@@ -172,24 +172,6 @@ def code_changed(manifest: Manifest) -> tuple[Difference, ...]:
         )
         for name, values in changed_imports(modules, model.packages).items()
     )
-
-
-def check_code(manifest: Manifest, where: str) -> None:
-    """Raises `InputError` if the source code of an artifact's model was changed since.
-
-    Otherwise the model would be another one, and a comparison would blame the artifact.
-
-    Args:
-        manifest: The artifact's manifest.
-        where: The artifact, for the beginning of the error.
-    """
-    model = manifest.model
-    changed = [str(file) for file in changed_files(model.source, model.modules).values()]
-    if changed:
-        raise InputError(
-            f"{where}: source code of {model.source} was changed after the conversion: "
-            f"{', '.join(changed)}. Convert again, or restore the code"
-        )
 
 
 def forget(folder: Path, manifest: Manifest, *, after: str) -> Manifest:

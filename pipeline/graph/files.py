@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from pipeline.errors import InputError, RewriteError
 
@@ -224,6 +226,19 @@ def tensors_in(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             yield from attribute.tensors
             for inner in (attribute.g, *attribute.graphs):
                 yield from tensors_in(inner)
+
+
+def bad_weight(path: Path) -> str:
+    """The name of a weight of an ONNX file that has a NaN; empty if none has.
+
+    Infinity is not searched: a mask may have it.
+    """
+    model = onnx.load(path)
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+    for tensor in tensors_in(model.graph):
+        if tensor.data_type in floats and np.isnan(numpy_helper.to_array(tensor)).any():
+            return tensor.name
+    return ""
 
 
 OLDEST_OPSET = 11  # older opsets write many ops in another way; no pass was tested on them

@@ -104,13 +104,13 @@ def changed_imports(
 def given_file(source: str) -> dict[str, CodeFile]:
     """The file of a factory ``folder/file.py:factory``, by its name ``file.py``; none for others.
 
-    It has just run, so its hash is that of the code that ran. The keys have it too.
+    Its hash is empty if the file is newer than the process, so that an older one may have run.
     """
     place = given_place(source)
     file = _real(place) if place is not None and _is_factory(source) else None
     if place is None or file is None:
         return {}
-    return {place.name: CodeFile(hash_file(file).sha256, file.as_posix())}
+    return {place.name: _code_file(file)}
 
 
 def given_place(source: str) -> Path | None:

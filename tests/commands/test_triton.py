@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from triton_servers import read_config
 from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import BuildInfo, TargetInfo
 from pipeline.commands.triton.containers import TENSORRT, find_release, image
+from pipeline.compare.problems import only_engine_failed
 from pipeline.convert.driver import run, run_rewrite
 from pipeline.errors import InputError
 from pipeline.machine.files import hash_file
@@ -178,6 +180,11 @@ def test_only_the_engine_failed(converted: Make, cli: Run) -> None:
     assert code == 0, errors
     assert "compared: model.onnx passed. The engine failed, and is not served" in output
     assert read_config(Path("models/large")).backend == "onnxruntime"
+    comparison = Artifact.open("half").manifest.comparison
+    assert comparison is not None and only_engine_failed(comparison)
+    # as if model.onnx had been changed by a pass, and compared at no sizes
+    others = tuple(note for note in comparison.notes if note.kind != "model-unchanged")
+    assert not only_engine_failed(replace(comparison, notes=others))
     made = cli("triton", "half", "models", "--json")[1]
     assert (json.loads(made)["compared"], json.loads(made)["engine_failed"]) == (True, True)
     for_tensorrt(Path("half"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import torch
 
 from pipeline.convert.driver import run
-from pipeline.errors import CompareError, ConstraintError
+from pipeline.errors import CompareError, ConstraintError, InputError
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
@@ -90,6 +92,29 @@ def test_a_weight_that_is_no_number_is_named(tmp_path: Path) -> None:
         run(Config(spec(Broken), out=tmp_path / "a", quick=True))
     text = str(caught.value)
     assert "The weight conv.bias itself has NaN or infinity" in text and "--range" not in text
+
+
+@pytest.mark.parametrize("tolerance", [None, Tolerance(1e-4, 1e-4, "a test")])
+def test_a_weight_of_an_onnx_file_that_is_no_number_is_named(
+    tmp_path: Path, tolerance: Tolerance | None
+) -> None:
+    # with a tolerance, the comparison finds it; without one, the measurement of the tolerance
+    body = "(float[b,3] x) => (float[b,3] y) { y = Add(x, odd) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {body}')
+    odd = np.array([1, np.nan, 2], np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(odd, "odd"))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises((CompareError, InputError)) as caught:
+        run(
+            Config(
+                str(tmp_path / "m.onnx"),
+                out=tmp_path / "a",
+                dims=("b=1:2:4",),
+                tolerance=tolerance,
+            )
+        )
+    text = str(caught.value)
+    assert "The weight odd itself has NaN" in text and "--range" not in text
 
 
 def test_sizes_that_only_the_model_refuses_are_told(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from pipeline.artifact.artifact import Artifact
 from pipeline.convert.driver import run, verify
 from pipeline.convert.report import Report
-from pipeline.errors import InputError
+from pipeline.errors import CompareError, InputError
 from pipeline.source import imports
 from pipeline.source.find import find_source
 from pipeline.source.imports import changed_files, changed_imports, imports_of
@@ -36,16 +36,17 @@ class Scaled(torch.nn.Module):
 """
 
 
+def forget() -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] in ("late_blocks", "own")]:
+        del sys.modules[name]
+
+
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Puts ``late_blocks`` into a folder of its own on the path, as if in a new process."""
     monkeypatch.chdir(tmp_path)
     Path("scripts").mkdir()
     Path("scripts/own.py").write_text(OWN)
-
-    def forget() -> None:
-        for name in [n for n in sys.modules if n.split(".")[0] in ("late_blocks", "own")]:
-            del sys.modules[name]
 
     def write(folder: Path, factor: float, package: str = "yaml") -> None:
         forget()
@@ -89,7 +90,7 @@ def test_a_late_import_that_changed_is_converted_again(
     assert first.manifest.keys["export"] == second.manifest.keys["export"]
 
 
-def test_the_torch_model_of_changed_code_is_not_compared(
+def test_changed_code_is_named_if_the_torch_model_differs(
     library: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -98,17 +99,28 @@ def test_the_torch_model_of_changed_code_is_not_compared(
     assert verify("a", torch_model=True, trust=True).ok
     library(elsewhere, 3)
     file = elsewhere / "late_blocks" / "scaling.py"
-    said = f"^a: source code of scripts/own.py:net was changed .*: {file}. Convert again, or "
-    with pytest.raises(InputError, match=said):
+    said = (
+        f"^a: .* differs.* But source code of scripts/own.py:net was changed .*: {file}. "
+        "The artifact is unchanged. Convert again, or "
+    )
+    before = (Path("a") / "manifest.json").read_bytes()
+    with pytest.raises(CompareError, match=said):
         verify("a", torch_model=True, trust=True)
-    assert "late_blocks" not in sys.modules  # nothing ran
-    library(elsewhere, 2)
+    assert (Path("a") / "manifest.json").read_bytes() == before
+    # a change that does not change the result
+    file.write_text(file.read_text().replace("3", "(1 + 1)"))
+    forget()
     assert verify("a", torch_model=True, trust=True).ok
     # the factory's own file
+    library(elsewhere, 2)
     Path("scripts/own.py").write_text(OWN + "\n")
-    with pytest.raises(InputError, match=r"was changed .*/scripts/own\.py\. Convert again"):
+    assert verify("a", torch_model=True, trust=True).ok
+    other = "Scaled.forward = lambda _, x: x\n    return"
+    Path("scripts/own.py").write_text(OWN.replace("return", other))
+    with pytest.raises(CompareError, match=r"was changed .*/scripts/own\.py\. The artifact"):
         verify("a", torch_model=True, trust=True)
     Path("scripts/own.py").write_text(OWN)
+    library(elsewhere, 2)
     assert verify("a", torch_model=True, trust=True).ok
     # another copy of the same code, at another place
     Path("scripts").rename("moved")
@@ -131,7 +143,7 @@ def test_a_module_that_is_the_source_is_an_import_too(
     library(tmp_path / "other", 3)
     file = tmp_path / "other/late_blocks/scaling.py"
     assert changed_files(str(made.model), modules) == {"late_blocks.scaling": file}
-    with pytest.raises(InputError, match=f"was changed after the conversion: {file}"):
+    with pytest.raises(CompareError, match=f"was changed after the conversion: {file}"):
         verify("a", torch_model=True, trust=True)
 
 

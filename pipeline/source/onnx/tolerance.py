@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import InputError
+from pipeline.graph.files import bad_weight
 from pipeline.graph.session import run_onnx
 from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import kept_rules, sizes_text
@@ -57,9 +58,11 @@ def with_onnx_tolerance(
             outputs.append(output)
             continue
         if real and not np.isfinite(a).all():
+            do = "Pass a range for the inputs' values: --range NAME=LOW..HIGH"
+            if weight := bad_weight(path):
+                do = f"The weight {weight} itself has NaN: correct the weights"
             raise InputError(
-                f"{where} is NaN or infinite at {sizes_text(sizes)}, so it can't be compared. "
-                "Pass a range for the inputs' values: --range NAME=LOW..HIGH"
+                f"{where} is NaN or infinite at {sizes_text(sizes)}, so it can't be compared. {do}"
             )
         if real:
             noise = Noise.between(b, a, float(np.finfo(a.dtype).eps))
