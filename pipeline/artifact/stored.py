@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.errors import ArtifactError, first_line
 from pipeline.machine.files import fresh
-from pipeline.machine.polygraphy import collected
+from pipeline.machine.polygraphy import collected, without_torch
 from pipeline.spec.file_names import COMPARISON
 from pipeline.spec.tensors import Feed
 
@@ -29,6 +29,7 @@ def _register() -> None:
     """
     from polygraphy.json import from_json, to_json
 
+    without_torch()
     with _FIRST:
         from_json(to_json(np.zeros(0)))
 

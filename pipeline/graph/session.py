@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.errors import InputError
+from pipeline.machine.polygraphy import without_torch
 from pipeline.spec.tensors import Feed, Precision
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ def run_onnx(model: Path, feeds: Iterable[Feed]) -> Iterator[dict[str, np.ndarra
 
     from pipeline.graph.dft import exact_dft
 
+    without_torch()
     wider = exact_dft(model)
     session = open_session(
         model if wider is None else wider,

@@ -1,11 +1,14 @@
-"""Collects the messages that Polygraphy and TensorRT would print."""
+"""Polygraphy without its messages on the terminal, and without an import of torch."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -43,3 +46,21 @@ def collected() -> Iterator[Messages]:
         logger.handlers, logger.propagate = saved[:2]
         logger.setLevel(saved[2])
         G_LOGGER.use_python_logging_system = was
+
+
+def without_torch() -> None:
+    """Keeps Polygraphy from importing torch where the program has not imported it.
+
+    Polygraphy imports torch, which takes seconds, only to see whether an array is a tensor of
+    torch. It can't be one before torch is imported.
+    """
+    for name in ("polygraphy.util.array", "polygraphy.json.serde"):
+        # each lazily imported module has a class of its own
+        kind: Any = type(importlib.import_module(name).torch)
+        if not hasattr(kind, "imports_torch"):
+            kind.imports_torch = kind.is_importable
+            kind.is_importable = _is_imported
+
+
+def _is_imported(module: Any) -> bool:
+    return "torch" in sys.modules and bool(module.imports_torch())
