@@ -1,6 +1,6 @@
-"""Imports torchvision and transformers even if torchvision's compiled part does not fit torch.
+"""Installed packages: their names and versions, and imports that fail with a CPU build of torch.
 
-This happens with a CPU build of torch.
+torchvision and transformers are imported even if torchvision's compiled part does not fit torch.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import InputError
@@ -69,3 +72,25 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def packages_by_import() -> Mapping[str, Sequence[str]]:
+    """Returns the installed packages by the top-level name that a program imports.
+
+    A list takes 0.2 s, so it is kept until a folder of the path changes.
+    """
+    return _listed(tuple((folder, _time_of(folder)) for folder in sys.path))
+
+
+def _time_of(folder: str) -> int:
+    try:
+        return Path(folder).stat().st_mtime_ns  # an empty one is the current folder
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=1)
+def _listed(_: tuple[tuple[str, int], ...]) -> Mapping[str, Sequence[str]]:
+    from importlib import metadata
+
+    return metadata.packages_distributions()

@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import hashlib
 import importlib
-import importlib.metadata
 import inspect
 import re
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError, PipelineError, first_line, first_lines
-from pipeline.machine.libraries import import_torchvision
+from pipeline.machine.libraries import import_torchvision, packages_by_import
 from pipeline.machine.python_file import line_of_error, run_python_file
 
 
@@ -213,7 +212,7 @@ def signature_of(made: Any) -> str:
 def packages_of(factory: Callable[..., Any]) -> list[str]:
     """The installed packages that contain a factory."""
     top = (getattr(factory, "__module__", "") or "").split(".")[0]
-    return importlib.metadata.packages_distributions().get(top, [])
+    return list(packages_by_import().get(top, ()))
 
 
 def files_of(files: Sequence[Path]) -> list[Path]:

@@ -16,14 +16,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import machinery, metadata
+from importlib import machinery
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
 from pipeline.machine.files import hash_file
-from pipeline.machine.libraries import versions
+from pipeline.machine.libraries import packages_by_import, versions
 from pipeline.models import MODELS
 from pipeline.probe.code_files import is_own
 from pipeline.source.hub import is_hub
@@ -78,7 +78,7 @@ def imports_of(
         found[file.as_posix()] = _code_file(file)
     others = {n for n in names if n not in sys.stdlib_module_names and n.split(".")[0] != _OWN}
     found |= {n: CodeFile() for n in others if n not in sys.modules and _spec_of(n) is None}
-    by_name = metadata.packages_distributions()
+    by_name = packages_by_import()
     packages = {p for n in others if n in sys.modules for p in by_name.get(n, ())}
     return dict(sorted(found.items())), versions(tuple(sorted(packages)))
 
