@@ -89,7 +89,7 @@ def _time_of(folder: str) -> int:
         return 0
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=8)  # a source's folder is on the path for a while
 def _listed(_: tuple[tuple[str, int], ...]) -> Mapping[str, Sequence[str]]:
     from importlib import metadata
 

@@ -7,19 +7,24 @@ import difflib
 import hashlib
 import importlib
 import inspect
+import os
 import re
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError, PipelineError, first_line, first_lines
 from pipeline.machine.libraries import import_torchvision, packages_by_import
 from pipeline.machine.python_file import line_of_error, run_python_file
+
+_INSTALLED = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")
+)
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,12 @@ def packages_of(factory: Callable[..., Any]) -> list[str]:
     return list(packages_by_import().get(top, ()))
 
 
+@cache
+def _installed(file: str) -> Path:
+    """The path of an installed module, without links. A process imports thousands of them."""
+    return Path(file).resolve()
+
+
 def files_of(files: Sequence[Path]) -> list[Path]:
     """The Python files that a cache key covers: files of a factory that you may edit.
 
@@ -229,7 +240,8 @@ def files_of(files: Sequence[Path]) -> list[Path]:
     own = [file for file in found if "site-packages" not in file.parts]
     folders = (*(file.parent for file in own), Path.cwd().resolve()) if own else ()
     for name, module in list(sys.modules.items()):
-        path = Path(getattr(module, "__file__", None) or "x").resolve()
+        file = getattr(module, "__file__", None) or "x"
+        path = _installed(file) if file.startswith(_INSTALLED) else Path(file).resolve()
         below = any(path.is_relative_to(folder) for folder in folders)
         ours = name.split(".")[0] == "pipeline"  # every key has it
         if below and "site-packages" not in path.parts and not ours:
