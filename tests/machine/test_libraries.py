@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.machine import libraries
 from pipeline.machine.libraries import packages_by_import
 
 
@@ -27,4 +26,3 @@ def test_a_package_that_is_installed_later_is_found(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late-package\nVersion: 1.0\n")
     (info / "top_level.txt").write_text("late_package\n")
     assert packages_by_import()["late_package"] == ["late-package"]
-    libraries._listed.cache_clear()
