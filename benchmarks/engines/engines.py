@@ -172,7 +172,7 @@ def run_naive(part: Part) -> None:
     if not part.known:
         part.failed("naive", part.unknown)
         return
-    for exporter in EXPORTERS:
+    for exporter in part.arguments.exporter or EXPORTERS:
         with tempfile.TemporaryDirectory() as folder:
             why = _naive(part, exporter, Path(folder))
         if why:
@@ -331,6 +331,10 @@ def main() -> int:
     running.add_argument(
         "--naive", type=Path, metavar="DIR",
         help="a folder with plain exports; others are made by --torch-python",
+    )  # fmt: skip
+    running.add_argument(
+        "--exporter", action="append", default=[], choices=EXPORTERS,
+        help="naive: the exporter (default: each in turn)",
     )  # fmt: skip
     running.add_argument(
         "--module", metavar="FILE.py:NAME",
