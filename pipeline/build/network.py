@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import InputError
+from pipeline.machine.gpu import find_gpu
 from pipeline.machine.target import Target
 
 _EXPLICIT_BATCH = 1  # flag bit 0 up to TensorRT 10; later versions ignore this bit
@@ -69,12 +71,20 @@ def open_network(trt: Any, target: Target, logger: Any = None) -> OpenNetwork:
         target: A strongly typed target gets a strongly typed network, whose precision comes from
             the ONNX graph only.
         logger: Gets TensorRT's messages; by default only internal errors are printed.
+
+    Raises:
+        InputError: This TensorRT makes no builder on this machine. All but TensorRT-RTX need a GPU.
     """
     flags = _EXPLICIT_BATCH
     if target.strongly_typed and hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):
         flags |= 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     logger = trt.Logger(trt.Logger.INTERNAL_ERROR) if logger is None else logger
-    builder = trt.Builder(logger)
+    try:
+        builder = trt.Builder(logger)
+    except TypeError:  # the bindings' word for "TensorRT made none"
+        gpu = find_gpu()
+        why = f"it needs a GPU, and {gpu}" if isinstance(gpu, str) else "its log says why"
+        raise InputError(f"target {target}: TensorRT makes no builder here: {why}") from None
     network = builder.create_network(flags)
     return OpenNetwork(trt.OnnxParser(network, logger), network, builder, logger)
 

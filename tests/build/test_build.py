@@ -7,6 +7,7 @@ import errno
 import inspect
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -17,7 +18,7 @@ from helpers import files_under, refinish
 
 from pipeline.build import build as build_module
 from pipeline.build.build import build
-from pipeline.build.network import parsed_network
+from pipeline.build.network import open_network, parsed_network
 from pipeline.build.settings import BuildOptions, TimingCache, configure
 from pipeline.convert.driver import run, run_export
 from pipeline.errors import BuildError, InputError, TargetMissing
@@ -273,6 +274,18 @@ def test_target_that_is_not_installed(tmp_path: Path, name: str) -> None:
         "(docs/guide/gpu-machine.md)"
     )
     assert caught.value.exit_code == 2
+
+
+def test_a_tensorrt_that_needs_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8.6.0's bindings say only `factory function returned nullptr`, on a machine without a GPU."""
+
+    def no_builder(_: Any) -> None:
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr("pipeline.build.network.find_gpu", lambda: "no driver is here")
+    trt = SimpleNamespace(Builder=no_builder, NetworkDefinitionCreationFlag=object)
+    with pytest.raises(InputError, match="it needs a GPU, and no driver is here"):
+        open_network(trt, TARGETS["tensorrt-8.6"], logger=object())
 
 
 def test_full_disk_is_the_callers_matter(tmp_path: Path) -> None:
