@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.build.custom_nodes import prepare
 from pipeline.build.gpu_needs import gpus_for
-from pipeline.build.lean import lean_folder, need_lean
+from pipeline.build.lean import lean_library, need_lean
 from pipeline.build.network import open_network, parsed_network
 from pipeline.build.refusal import explain, readable
 from pipeline.build.refused_node import BuildFailure, NodeIndex, find
@@ -140,7 +140,7 @@ def build(
     check_effort(effort, target)
     check_capabilities(options.gpus, target)
     check_flags(options.flags, target)
-    require(target)
+    version = require(target)
     asked = find_plugins(options.plugins, target)
     with library_folder(target) as found, tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         trail, cache = Path(folder) / "trail", effort.timing_cache
@@ -153,7 +153,8 @@ def build(
             asked,
             trail,
         )
-        env = {**found, **(lean_folder() if options.flags.version_compatible else {})}
+        lean = options.flags.version_compatible
+        env = {**found, **(lean_library(target, version, Path(folder)) if lean else {})}
         try:
             made, peak = _in_child(env, job)
             if isinstance(made, BuildFailure):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +20,7 @@ from onnx import numpy_helper
 
 import pipeline
 from pipeline.artifact.artifact import Artifact
-from pipeline.build.lean import lean_folder
+from pipeline.build.lean import lean_library, need_lean
 from pipeline.build.network import open_network
 from pipeline.build.refit import network_weights
 from pipeline.commands.main import main
@@ -31,7 +31,7 @@ from pipeline.convert.report import Report
 from pipeline.errors import ArtifactError, InputError
 from pipeline.graph.session import run_onnx
 from pipeline.machine.gpu import Gpu, find_gpu
-from pipeline.machine.target import use
+from pipeline.machine.target import installed_version, use
 from pipeline.runtime.bindings import Log
 from pipeline.spec.config import Config
 from pipeline.spec.effort import Effort
@@ -233,11 +233,15 @@ def test_a_hardware_compatible_engine(tmp_path: Path) -> None:
 
 
 def _lean() -> bool:
-    if TARGET is None or lean_folder():
-        return TARGET is not None
+    version = TARGET and installed_version(TARGET)
+    if TARGET is None or version is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        if lean_library(TARGET, version, Path(folder)):
+            return True
     try:
-        ctypes.CDLL(f"libnvinfer_lean.so.{TARGET.version[0]}")
-    except OSError:
+        need_lean(TARGET, version)
+    except InputError:
         return False
     return True
 
