@@ -8,6 +8,7 @@ record of the same model, options, sizes, runner, precision, GPU and artifact re
 is the index of the record's run; rates have one, too.
 
 ``options`` are those of the model as its authors wrote it. All artifacts of the model share them.
+``narrow`` is why the naive engine's file is not right at other sizes.
 A record of an artifact (an engine, the naive engine, ONNX Runtime, a floor) also has the
 ``artifact``'s folder and its ``own_options``. Records of torch have neither.
 """
@@ -265,6 +266,8 @@ def fastest_torch(
 def fastest_naive(
     records: Sequence[Record], precision: str, sizes: Mapping[str, int], artifact: Whose
 ) -> Record | None:
-    """The fastest right naive engine of the artifact, of any exporter."""
+    """The artifact's fastest right naive engine of any exporter; first those right at all sizes."""
     found = (r for r in records if r["runner"].startswith(NAIVE) and r["precision"] == precision)
-    return fastest(r for r in found if find([r], artifact, sizes=sizes))
+    here = [r for r in found if find([r], artifact, sizes=sizes)]
+    wide = [r for r in here if not r.get("narrow") and not apart(r)]
+    return fastest(wide or here)

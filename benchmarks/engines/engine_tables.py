@@ -60,6 +60,7 @@ APART_NOTE = (
     "another shape, or not finite. They are wrong, or of other weights (another torch draws other "
     "random ones)."
 )
+NARROW = "the naive engine's file is not right at all sizes, so its engine may do less"
 # options that name places on a machine; each has a value
 _PLACES = ("--torch-python", "--torch-path", "--reference", "--json")
 # top folders of machines; other paths have a meaning, such as those in TensorRT's layer names
@@ -83,6 +84,16 @@ def tables(content: Mapping[str, Any]) -> str:
             parts += [f"{precision}, against {torch}; median milliseconds:", "", speed, ""]
             off = {label(r) or r["runner"] for r in of_precision if "median_ms" in r and apart(r)}
             parts += [line for name in sorted(off) for line in (f"{name}: {APART_NOTE}", "")]
+            narrow = {
+                f"{r['runner'].removesuffix(' graph')} of {label(r)}": r["narrow"]
+                for r in of_precision
+                if r.get("narrow")
+            }
+            parts += [
+                line
+                for n, why in narrow.items()
+                for line in (f"{n}: {NARROW} ({_without_folders(why)}).", "")
+            ]
             parts += [_rest(of_precision), ""]
         unmeasured = _unmeasured(records)
         parts += [*unmeasured, ""] if unmeasured else []
@@ -160,6 +171,8 @@ def _ratio(best: Record | None, mine: Record | None) -> str:
             return f"{name}{record.get('error_why') or f'off by {error:.1e}'}"
     ratio = _number(best["median_ms"] / mine["median_ms"])
     known = all(r.get("error") is not None for r in (mine, best))
+    if best.get("narrow"):
+        return f"{ratio} (not at all sizes)"
     return f"**{ratio}**" if known else f"{ratio} (outputs not compared)"
 
 

@@ -184,16 +184,20 @@ def _naive(part: Part, exporter: str, folder: Path) -> str:
     arguments, model, copy = part.arguments, folder / "naive.onnx", folder / "naive"
     script = str(HERE / "naive_engine.py")
     export = [*arguments.torch_python, script, "export", *part.model, "--exporter", exporter]
+    env = other_python(arguments.torch_path)
     stored = arguments.naive and arguments.naive / f"{part.name}-{exporter}.onnx"
     if stored and stored.is_file():
         model = stored
     else:
-        env = other_python(arguments.torch_path)
         why = lines(
             [*export, "--out", str(model)], lambda _: None, limit=arguments.time_limit, env=env
         )
         if why:
             return why
+    said: dict[str, Any] = {}
+    check = [*arguments.torch_python, script, "check", *part.model, str(model)]
+    unknown = lines(check, said.update, limit=arguments.time_limit, env=env)
+    narrow = f"other sizes were not checked: {unknown}" if unknown else said["narrow"]
     shutil.copytree(part.place, copy)
     seconds: list[float] = []
     why = lines(
@@ -204,16 +208,16 @@ def _naive(part: Part, exporter: str, folder: Path) -> str:
     if why:
         return why
     finish(copy, part.manifest)  # with the hash of the naive plan
-    _engine(part, copy, f"naive {exporter}", seconds[0])
+    _engine(part, copy, f"naive {exporter}", seconds[0], **({"narrow": narrow} if narrow else {}))
     return ""
 
 
-def _engine(part: Part, place: Path, runner: str, seconds: float | None) -> None:
+def _engine(part: Part, place: Path, runner: str, seconds: float | None, **more: str) -> None:
     command = [sys.executable, str(HERE / "run_engine.py"), "engine", str(place), *part.how]
 
     def add(record: Mapping[str, Any]) -> None:
         name = f"{runner} graph" if record["graph"] else runner
-        part.add(record, runner=name, build_s=seconds)
+        part.add(record, runner=name, build_s=seconds, **more)
 
     why = lines(command, add, limit=part.arguments.time_limit)
     if why:

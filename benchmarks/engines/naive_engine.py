@@ -1,11 +1,14 @@
 """The naive engine: what a user gets without pipeline. benchmarks/engines/engines.py starts it.
 
     python3 benchmarks/engines/naive_engine.py export MODEL --exporter dynamo --out naive.onnx
+    python3 benchmarks/engines/naive_engine.py check MODEL naive.onnx
     python benchmarks/engines/naive_engine.py build naive.onnx ARTIFACT --out naive.plan
 
 ``export`` needs a Python with torch, and the repository on PYTHONPATH. It calls torch.onnx.export
 once, with the model's dims and names. ``torchscript-17`` has opset 17, the newest that TensorRT
-8.6 knows; the others have their exporter's default opset. ``build`` needs the artifact's
+8.6 knows; the others have their exporter's default opset. ``check`` runs the file at the least
+sizes with ONNX Runtime, beside torch. A plain export can contain the sizes of its example. Then its
+engine does less than the model, and is right at those sizes alone. ``build`` needs the artifact's
 TensorRT. It builds with the artifact's profiles and the flags of its precision. All else is
 TensorRT's default: no pass, no type of a layer, no tactic source is set. On 8.6, contexts may share
 a profile. The measurement needs that, and it changes no kernel.
@@ -16,16 +19,20 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from engine_results import APART
 from torch_baselines import add_model, spec_of
 
 from pipeline.artifact.artifact import Artifact
 from pipeline.errors import PipelineError
-from pipeline.spec.dims import Dim, Size
+from pipeline.spec.dims import Dim, Size, sizes_text
+from pipeline.spec.profiles import Profile, sizes_to_time
 
 EXPORTERS = ("dynamo", "torchscript", "torchscript-17")
 _FLAGS = {"fp32": (), "tf32": ("TF32",), "fp16": ("TF32", "FP16")}
@@ -38,6 +45,9 @@ def main() -> int:
     add_model(exporting)
     exporting.add_argument("--exporter", choices=EXPORTERS, required=True)
     exporting.add_argument("--out", type=Path, required=True)
+    checking = commands.add_parser("check")
+    add_model(checking)
+    checking.add_argument("file", type=Path)
     building = commands.add_parser("build")
     building.add_argument("model", type=Path)
     building.add_argument("artifact", type=Path)
@@ -46,6 +56,8 @@ def main() -> int:
     try:
         if arguments.command == "export":
             export(arguments)
+        elif arguments.command == "check":
+            print(json.dumps({"narrow": narrow(arguments)}))
         else:
             print(json.dumps({"seconds": build(arguments)}))
     except PipelineError as error:
@@ -86,6 +98,35 @@ def export(arguments: argparse.Namespace) -> None:
         torch.onnx.export(
             module, example, str(arguments.out), input_names=names, output_names=outputs, **more
         )
+
+
+def narrow(arguments: argparse.Namespace) -> str:
+    """Why the file is not right at the model's least sizes; empty if it is."""
+    import onnxruntime
+    import torch
+    from torch_module import flat, module_of
+
+    spec = spec_of(arguments)
+    profiles = [p.resolve(spec.dims) for p in spec.profiles or (Profile("default"),)]
+    points = sizes_to_time(spec.dims, profiles, spec.rules, ())
+    sizes = min((p.sizes for p in points), key=lambda s: math.prod(s.values()))
+    feed = {i.name: i.sample(sizes, 0) for i in spec.inputs}
+    module = module_of(spec, arguments.weights)
+    with torch.no_grad():
+        right = [t.numpy() for t in flat(module(*map(torch.from_numpy, feed.values())))]
+    try:
+        session = onnxruntime.InferenceSession(arguments.file, providers=["CPUExecutionProvider"])
+        own = {i.name for i in session.get_inputs()}  # an input that nothing reads may be missing
+        found = session.run(None, {name: feed[name] for name in own})
+    except Exception as error:  # ONNX Runtime has a class of its own for each fault
+        return f"at {sizes_text(sizes)} ONNX Runtime says: {str(error).strip().splitlines()[-1]}"
+    for one, other in zip(found, right, strict=True):
+        if one.shape != other.shape:
+            return f"at {sizes_text(sizes)} the shape is {one.shape}, and torch's is {other.shape}"
+        off = np.linalg.norm(one - other) / np.linalg.norm(other)
+        if not off <= APART:
+            return f"at {sizes_text(sizes)} it is off by {off:.1e}"
+    return ""
 
 
 def _fixed(size: Size) -> bool:

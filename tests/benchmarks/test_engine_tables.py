@@ -145,6 +145,19 @@ def test_the_naive_engine_has_a_ratio_too(results: engine_results.Results) -> No
     assert cells_of(text, "| h=8,w=9 | a | 2.00 |")[-2:] == ["**2.50**", "**0.750**"]
 
 
+def test_a_naive_engine_that_is_right_at_its_own_sizes_only(
+    results: engine_results.Results,
+) -> None:
+    results.add(result("naive dynamo graph", 1.0, narrow="at h=4,w=4 it is off by 1.0e+00"))
+    text = engine_tables.tables(results.content)
+    assert cells_of(text, "| h=8,w=9 | a | 2.00 |")[-1] == "0.500 (not at all sizes)"
+    assert "naive dynamo of a: the naive engine's file is not right at all sizes" in text
+    assert "engine may do less (at h=4,w=4 it is off by 1.0e+00)." in text
+    results.add(result("naive torchscript graph", 1.5))  # the one to compare with
+    text = engine_tables.tables(results.content)
+    assert cells_of(text, "| h=8,w=9 | a | 2.00 |")[-1] == "**0.750**"
+
+
 def head_of(text: str, column: str) -> list[str]:
     """The columns of the first table with this column."""
     head = next(line for line in text.splitlines() if f"| {column} |" in line)
