@@ -2,7 +2,9 @@
 
     python benchmarks/engines/layer_times.py ARTIFACT --shape batch=21,h=300,w=300 [--most 40]
 
-Needs a GPU. The profiler adds a few microseconds to each layer, and a CUDA graph has none of that.
+Needs a GPU. It builds the engine once more in a temporary folder: only a plan that was built for it
+tells the formats and tactics of its layers. Other kernels may be chosen than in the artifact's own
+engine. The profiler adds a few microseconds to each layer, and a CUDA graph has none of that.
 So the sum is more than a call takes; `pipeline bench` has that time. Formats and tactics are those
 that TensorRT's inspector reports. A region of Myelin is one layer.
 """
@@ -11,16 +13,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from pipeline.artifact.artifact import Artifact
+from pipeline.build.settings import BuildOptions
 from pipeline.commands.bench.measure import input_sets
-from pipeline.errors import PipelineError
+from pipeline.convert.driver import build_artifact
+from pipeline.convert.recipe import precision_and_recipe
+from pipeline.errors import ArtifactError, PipelineError
+from pipeline.machine.target import find_target
 from pipeline.runtime.engine import load
+from pipeline.spec.effort import Effort
+from pipeline.spec.file_names import COMPARISON, ENGINES
 from pipeline.spec.profiles import sizes_to_time
 
 CALLS = 20
@@ -33,7 +43,8 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=40, help="print so many layers (default: 40)")
     arguments = parser.parse_args()
     try:
-        rows = layer_times(arguments.artifact, arguments.shape)
+        with tempfile.TemporaryDirectory() as folder:
+            rows = layer_times(with_details(arguments.artifact, Path(folder)), arguments.shape)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -46,6 +57,28 @@ def main() -> int:
         ]  # fmt: skip
         print(f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |")
     return 0
+
+
+def with_details(place: Path, folder: Path) -> Path:
+    """A copy of an artifact, whose engine has its options and tells formats and tactics.
+
+    Raises:
+        PipelineError: There is no engine in the artifact, or TensorRT builds none.
+    """
+    manifest = Artifact.open(place).manifest
+    copy = folder / place.resolve().name
+    shutil.copytree(place, copy, ignore=shutil.ignore_patterns(ENGINES, COMPARISON))
+    artifact = Artifact.open(copy, built=False)
+    precision, recipe = precision_and_recipe(artifact, None, None)
+    if manifest.build is None:
+        raise ArtifactError(f"{place} has no engine yet; run `pipeline build {place}`")
+    options = BuildOptions(
+        find_target(manifest.target.name), precision, Effort(manifest.build.optimization_level),
+        manifest.build.plugins, recipe, gpus=manifest.target.gpus, flags=manifest.build.flags,
+        detailed=True,
+    )  # fmt: skip
+    build_artifact(artifact, options)
+    return copy
 
 
 def layer_times(place: Path, shape: str) -> list[tuple[float, dict[str, Any]]]:

@@ -49,6 +49,8 @@ class BuildOptions:
             the type of each layer by its speed; half.onnx and `recipe` are not used.
         time_limit: The longest time of the build in seconds; None for no limit.
         flags: Where the plan runs, and whether its weights can be replaced.
+        detailed: Whether the plan tells the formats and tactics of its layers. NVIDIA: this
+            "will generally increase latency in enqueueV3()". Without it, it tells the names.
     """
 
     target: Target
@@ -62,6 +64,7 @@ class BuildOptions:
     plain: bool = False
     time_limit: float | None = None
     flags: PlanFlags = NO_FLAGS
+    detailed: bool = False
 
     @property
     def in_half(self) -> bool:
@@ -132,7 +135,8 @@ def _classic_config(
         layer_types.apply(trt, config, network, precision)
     elif precision in HALVES:
         config.set_flag(getattr(trt.BuilderFlag, precision.upper()))
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if options.detailed:
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if options.flags.version_compatible:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
     if options.flags.hardware_compatible:
