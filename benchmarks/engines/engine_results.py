@@ -8,7 +8,8 @@ record of the same model, options, sizes, runner, precision, GPU and artifact re
 is the index of the record's run; rates have one, too.
 
 ``options`` are those of the model as its authors wrote it. All artifacts of the model share them.
-``narrow`` is why the naive engine's file is not right at other sizes.
+``narrow`` is why the naive engine's file is not right at other sizes, empty if it is. ``unchecked``
+is why that is not known.
 A record of an artifact (an engine, the naive engine, ONNX Runtime, a floor) also has the
 ``artifact``'s folder and its ``own_options``. Records of torch have neither.
 """
@@ -269,5 +270,5 @@ def fastest_naive(
     """The artifact's fastest right naive engine of any exporter; first those right at all sizes."""
     found = (r for r in records if r["runner"].startswith(NAIVE) and r["precision"] == precision)
     here = [r for r in found if find([r], artifact, sizes=sizes)]
-    wide = [r for r in here if not r.get("narrow") and not apart(r)]
+    wide = [r for r in here if not (r.get("narrow") or r.get("unchecked") or apart(r))]
     return fastest(wide or here)

@@ -60,7 +60,10 @@ APART_NOTE = (
     "another shape, or not finite. They are wrong, or of other weights (another torch draws other "
     "random ones)."
 )
-NARROW = "the naive engine's file is not right at all sizes, so its engine may do less"
+NARROW = {
+    "narrow": "the naive engine's file is not right at all sizes, so its engine may do less",
+    "unchecked": "the naive engine's file was not run at other sizes",
+}
 # options that name places on a machine; each has a value
 _PLACES = ("--torch-python", "--torch-path", "--reference", "--json")
 # top folders of machines; other paths have a meaning, such as those in TensorRT's layer names
@@ -85,15 +88,13 @@ def tables(content: Mapping[str, Any]) -> str:
             off = {label(r) or r["runner"] for r in of_precision if "median_ms" in r and apart(r)}
             parts += [line for name in sorted(off) for line in (f"{name}: {APART_NOTE}", "")]
             narrow = {
-                f"{r['runner'].removesuffix(' graph')} of {label(r)}": r["narrow"]
+                f"{r['runner'].removesuffix(' graph')} of {label(r)}: {what} "
+                f"({_without_folders(r[key])})."
                 for r in of_precision
-                if r.get("narrow")
+                for key, what in NARROW.items()
+                if r.get(key)
             }
-            parts += [
-                line
-                for n, why in narrow.items()
-                for line in (f"{n}: {NARROW} ({_without_folders(why)}).", "")
-            ]
+            parts += [line for said in sorted(narrow) for line in (said, "")]
             parts += [_rest(of_precision), ""]
         unmeasured = _unmeasured(records)
         parts += [*unmeasured, ""] if unmeasured else []
@@ -173,6 +174,8 @@ def _ratio(best: Record | None, mine: Record | None) -> str:
     known = all(r.get("error") is not None for r in (mine, best))
     if best.get("narrow"):
         return f"{ratio} (not at all sizes)"
+    if best.get("unchecked"):
+        return f"{ratio} (other sizes not checked)"
     return f"**{ratio}**" if known else f"{ratio} (outputs not compared)"
 
 

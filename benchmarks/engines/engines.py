@@ -197,7 +197,7 @@ def _naive(part: Part, exporter: str, folder: Path) -> str:
     said: dict[str, Any] = {}
     check = [*arguments.torch_python, script, "check", *part.model, str(model)]
     unknown = lines(check, said.update, limit=arguments.time_limit, env=env)
-    narrow = f"other sizes were not checked: {unknown}" if unknown else said["narrow"]
+    narrow = {"unchecked": unknown} if unknown else {"narrow": said["narrow"]}
     shutil.copytree(part.place, copy)
     seconds: list[float] = []
     why = lines(
@@ -208,7 +208,7 @@ def _naive(part: Part, exporter: str, folder: Path) -> str:
     if why:
         return why
     finish(copy, part.manifest)  # with the hash of the naive plan
-    _engine(part, copy, f"naive {exporter}", seconds[0], **({"narrow": narrow} if narrow else {}))
+    _engine(part, copy, f"naive {exporter}", seconds[0], **narrow)
     return ""
 
 

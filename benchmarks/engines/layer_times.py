@@ -66,12 +66,12 @@ def with_details(place: Path, folder: Path) -> Path:
         PipelineError: There is no engine in the artifact, or TensorRT builds none.
     """
     manifest = Artifact.open(place).manifest
+    if manifest.build is None:
+        raise ArtifactError(f"{place} has no engine yet; run `pipeline build {place}`")
     copy = folder / place.resolve().name
     shutil.copytree(place, copy, ignore=shutil.ignore_patterns(ENGINES, COMPARISON))
     artifact = Artifact.open(copy, built=False)
     precision, recipe = precision_and_recipe(artifact, None, None)
-    if manifest.build is None:
-        raise ArtifactError(f"{place} has no engine yet; run `pipeline build {place}`")
     options = BuildOptions(
         find_target(manifest.target.name), precision, Effort(manifest.build.optimization_level),
         manifest.build.plugins, recipe, gpus=manifest.target.gpus, flags=manifest.build.flags,

@@ -153,6 +153,10 @@ def test_a_naive_engine_that_is_right_at_its_own_sizes_only(
     assert cells_of(text, "| h=8,w=9 | a | 2.00 |")[-1] == "0.500 (not at all sizes)"
     assert "naive dynamo of a: the naive engine's file is not right at all sizes" in text
     assert "engine may do less (at h=4,w=4 it is off by 1.0e+00)." in text
+    results.add(result("naive torchscript graph", 0.5, unchecked="no onnxruntime"))
+    text = engine_tables.tables(results.content)
+    assert cells_of(text, "| h=8,w=9 | a | 2.00 |")[-1] == "0.250 (other sizes not checked)"
+    assert "torchscript of a: the naive engine's file was not run at other sizes (no onnx" in text
     results.add(result("naive torchscript graph", 1.5))  # the one to compare with
     text = engine_tables.tables(results.content)
     assert cells_of(text, "| h=8,w=9 | a | 2.00 |")[-1] == "**0.750**"
