@@ -6,7 +6,7 @@ A call adds to one number under the engine's lock. All else is worked out when s
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 from pipeline.errors import EngineError, InputError, OutOfMemory
@@ -87,13 +87,16 @@ class Metrics(TypedDict):
 class Counters:
     """The counts of an engine's calls. Every use needs the engine's lock.
 
-    Calls are counted by their `Sized`, of which the engine keeps a limited number. `fold` adds
-    these counts to the totals. So memory is limited, whatever the sizes are.
+    A call adds one to its `Sized`, of which the engine keeps a limited number. `fold` adds these
+    counts to the totals. So memory is limited, whatever the sizes are.
+
+    Args:
+        interface: the artifact's interface.
+        sized: the engine's `Sized`. Before one is removed, `fold` must be called.
     """
 
-    def __init__(self, interface: Interface) -> None:
-        self._runs: defaultdict[Sized, int] = defaultdict(int)
-        self._replays: defaultdict[Sized, int] = defaultdict(int)
+    def __init__(self, interface: Interface, sized: Mapping[Hashable, Sized]) -> None:
+        self._sized = sized
         self._graph_calls = 0
         self.retries = 0
         self.errors = dict.fromkeys((kind for kind, _ in ERRORS), 0)
@@ -108,14 +111,6 @@ class Counters:
         }
         self._bounds = {name: list(size["buckets"]) for name, size in self._sizes.items()}
 
-    def ran(self, sized: Sized) -> None:
-        """Counts a call without a graph."""
-        self._runs[sized] += 1
-
-    def replayed(self, sized: Sized) -> None:
-        """Counts a call that used a captured graph."""
-        self._replays[sized] += 1
-
     def failed(self, error: Exception) -> None:
         """Counts an error."""
         kind = next(kind for kind, exception in ERRORS if isinstance(error, exception))
@@ -123,8 +118,12 @@ class Counters:
 
     def fold(self) -> None:
         """Adds the counts by `Sized` to the totals."""
-        self._graph_calls += sum(self._replays.values())
-        for sized, calls in (*self._runs.items(), *self._replays.items()):
+        for sized in self._sized.values():
+            calls = sized.calls + sized.graph_calls
+            if not calls:
+                continue
+            self._graph_calls += sized.graph_calls
+            sized.calls = sized.graph_calls = 0
             self._calls[self._names[sized.profile]] += calls
             for name, size in sized.sizes.items():
                 found, bounds = self._sizes[name], self._bounds[name]
@@ -132,8 +131,6 @@ class Counters:
                 found["min"] = size if found["min"] is None else min(found["min"], size)
                 found["max"] = size if found["max"] is None else max(found["max"], size)
                 found["buckets"][bounds[bisect_left(bounds, size)]] += calls
-        self._runs.clear()
-        self._replays.clear()
 
     def read(self, memory: dict[str, int], captured: int) -> Metrics:
         """A copy of all numbers."""

@@ -40,9 +40,14 @@ class OutputAtSizes:
     what: str
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Sized:
-    """A call's sizes, worked out from its inputs' shapes (and values of inputs on the host)."""
+    """A call's sizes, worked out from its inputs' shapes (and values of inputs on the host).
+
+    Attributes:
+        calls, graph_calls: the calls of these sizes, without and with a captured graph, that
+            `pipeline.runtime.metrics.Counters` has not added to its totals yet.
+    """
 
     key: Hashable
     sizes: Mapping[str, int]
@@ -50,6 +55,8 @@ class Sized:
     inputs: tuple[tuple[str, Shape], ...]
     input_bytes: tuple[int, ...]
     outputs: tuple[OutputAtSizes, ...]
+    calls: int = 0
+    graph_calls: int = 0
 
 
 class EngineSizes:

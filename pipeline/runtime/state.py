@@ -72,7 +72,7 @@ class EngineState:
         self._generation = 0
         self._last: tuple[int, _cuda.Event] | None = None
         self.held, self.known = Held(), KnownArrays(device.index)
-        self.counters = Counters(sizes.interface)
+        self.counters = Counters(sizes.interface, self._sized)
         self.timing: Timing | None = None
 
     def capture(self, asked: Mapping[str, int]) -> None:
@@ -134,6 +134,7 @@ class EngineState:
             self.timing = None
             self.graphs.clear()
             self._contexts.clear()
+            self.counters.fold()
             self._sized.clear()
             self.held.clear()
             self._last = self.activation = None
@@ -230,9 +231,9 @@ class EngineState:
             raise
         self._last = (stream, event)
         if captured is None:
-            self.counters.ran(sized)
+            sized.calls += 1
         else:
-            self.counters.replayed(sized)
+            sized.graph_calls += 1
         return done, event
 
     def _staged(self, sized: Sized, place: int, array: Any, stream: int) -> Lease:

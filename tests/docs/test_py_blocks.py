@@ -60,7 +60,7 @@ def pretended_engine() -> Any:
     engine.side_effect = run
     engine.capture.side_effect = sizes.check
     engine.__enter__.return_value = engine
-    counters, memory = Counters(sizes.interface), {"weights": 1, "buffers": 2}
+    counters, memory = Counters(sizes.interface, {}), {"weights": 1, "buffers": 2}
     engine.metrics.side_effect = lambda: counters.read(memory, 0)
     return engine
 

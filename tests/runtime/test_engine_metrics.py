@@ -193,7 +193,7 @@ def test_endless_sizes_take_limited_memory(pretend: Pretend) -> None:
     for turn in range(2):
         for b, w in every:
             run(engine, b, w)
-            assert len(engine._runs.counters._runs) <= 512
+            assert len(engine._runs.counters._sized) <= 512
         found = engine.metrics()
         assert sum(found["calls"].values()) == (turn + 1) * len(every)
         for place, dim in enumerate("bw"):
