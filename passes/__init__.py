@@ -46,6 +46,7 @@ from pipeline.passes import (
     shape_attention,
     slice_shape,
     spread_deconv,
+    squeeze_pooled,
     widen_mean_square,
 )
 from pipeline.passes.infra import Change, Pass, PassResult
@@ -122,6 +123,8 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     fuse_pixel_shuffle.PASS,
     # After all passes that may create a Shape with start or end.
     slice_shape.PASS,
+    # After fold_constants, which makes the Reshape's shape constant.
+    squeeze_pooled.PASS,
     # After all rewrites: these refuse what is left.
     refuse_passed_through.PASS,
     refuse_unsupported.PASS,
