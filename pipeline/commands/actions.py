@@ -12,7 +12,7 @@ from pipeline.commands import source_options as cli_source
 from pipeline.commands.check import command as cli_check
 from pipeline.commands.output import on_terminal, show
 from pipeline.commands.progress import Progress
-from pipeline.errors import ConstraintError, InputError
+from pipeline.errors import ArtifactError, ConstraintError, InputError
 from pipeline.models import MODELS
 from pipeline.spec.plan_flags import NO_FLAGS
 
@@ -126,11 +126,14 @@ def verify(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def inspect(arguments: argparse.Namespace, progress: Progress) -> int:
     from pipeline.artifact.artifact import Artifact
+    from pipeline.commands.report import other_engines
     from pipeline.convert.report import Report
 
     del progress
     artifact = Artifact.open(arguments.artifact)
-    return show_report(Report(artifact.path, artifact.manifest), arguments)
+    code = show_report(Report(artifact.path, artifact.manifest), arguments)
+    damaged = any("error" in engine for engine in other_engines(artifact.path))
+    return ArtifactError.exit_code if damaged else code
 
 
 def models(arguments: argparse.Namespace, progress: Progress) -> int:

@@ -17,6 +17,7 @@ from pipeline.commands.table import table
 from pipeline.compare.problems import problems, worst_of
 from pipeline.compare.runners import failures
 from pipeline.convert.findings import comparison_failures
+from pipeline.convert.report import verdict
 from pipeline.errors import ArtifactError
 from pipeline.spec.dims import size_text, sizes_text
 from pipeline.spec.metrics import METRICS, Metric, metric_text
@@ -38,7 +39,7 @@ def report_json(report: Report) -> str:
         "regressions": [encode(note) for note in report.regressions],
         "notes": [encode(note) for note in report.notes],
         "removed": list(report.removed),
-        "engines": _other_engines(report.path),
+        "engines": other_engines(report.path),
         "store": None if report.store is None else asdict(report.store),
         "manifest": json.loads(report.manifest.to_json()),
     }
@@ -48,7 +49,6 @@ def report_json(report: Report) -> str:
 def report_text(report: Report) -> str:
     """Returns the report as short tables."""
     manifest = report.manifest
-    parts = [_head(report)]
     if report.unchanged:
         own = manifest.model.source
         pulled = report.store is not None and report.store.pulled
@@ -57,13 +57,13 @@ def report_text(report: Report) -> str:
             if pulled
             else ("Nothing changed, so nothing was done")
         )
-        parts.append(f"{why}. Use --force to convert again.")
+        parts = [f"{why}. Use --force to convert again."]
         if ":" in own or "/" in own:
             parts.append(f"Changes in files that {own} reads by itself are not noticed.")
-        parts += [f"store: {line}" for line in report.store.lines()] if report.store else []
-        return "\n".join(parts)
+        return "\n".join([*parts, verdict(report, whole=True)])
+    parts = [_head(report)]
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
-    parts += ["\n".join(_engine_line(engine) for engine in _other_engines(report.path))]
+    parts += ["\n".join(_engine_line(engine) for engine in other_engines(report.path))]
     parts += [f"removed {text}" for text in report.removed]
     parts += [note.text for note in report.notes]
     parts += [f"REGRESSION {note.text}" for note in report.regressions]
@@ -73,15 +73,16 @@ def report_text(report: Report) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _other_engines(place: Path) -> list[dict[str, Any]]:
+def other_engines(place: Path) -> list[dict[str, Any]]:
     """Returns the facts of each engine beside the artifact's own; see `pipeline.artifact.engines`.
 
-    `gpus` are compute capabilities; none for every GPU that the target supports.
+    Its files are checked. An engine that can't be used has its path and the `error` only. `gpus`
+    are compute capabilities; none for every GPU that the target supports.
     """
     found: list[dict[str, Any]] = []
     for engine in engine_places(place):
         try:
-            manifest = Artifact.open(engine, check=False).manifest
+            manifest = Artifact.open(engine).manifest
         except ArtifactError as error:
             found.append({"path": str(engine), "error": str(error)})
             continue
@@ -110,6 +111,8 @@ def _engine_line(engine: Mapping[str, Any]) -> str:
     where = f"compute capability {', '.join(engine['gpus'])}" if engine["gpus"] else "portable"
     where = ", ".join([where, *engine["flags"]])
     compared = engine["engine_compared_why"]
+    if not engine["engine_compared"] and not compared.startswith("not compared"):
+        compared = f"not compared: {compared}"
     if found := engine["failures"]:
         more = f" (and {len(found) - 1} more)" if found[1:] else ""
         compared = f"FAILED its comparison: {found[0]}{more}"

@@ -142,6 +142,7 @@ def gc(arguments: argparse.Namespace, announce: Announce) -> int:
 def push(arguments: argparse.Namespace, announce: Announce) -> int:
     """Runs ``store push``."""
     from pipeline.artifact.artifact import Artifact
+    from pipeline.artifact.engines import engine_places
     from pipeline.store.store import Store
 
     store = Store.open(arguments.store)
@@ -153,6 +154,9 @@ def push(arguments: argparse.Namespace, announce: Announce) -> int:
     else:
         total = size_of(sum(entry.blobs.values()))
         show(f"pushed {entry.manifest.name} as entry {entry.key[:_KEY]} ({total})")
+        others = len(engine_places(artifact.path))
+        if others:
+            show(f"left out: {others} of its other engines, which no store takes")
     return 0
 
 

@@ -76,7 +76,7 @@ class StoreUse:
 
     def _miss(self) -> str:
         if not self.nearest:
-            return "miss: the store has no other entry of this model"
+            return "miss: the store has no entry of this model"
         head = f"miss: the nearest entry {self.nearest[:_KEY]} differs in"
         texts = [each.text for each in self.differs[:_MOST]]
         more = len(self.differs) - len(texts)
@@ -198,7 +198,7 @@ def pull_best(
         use = replace(use, pulled=STAGES[:count], entry=each.key)
         break
     if len(use.pulled) < len(STAGES):
-        use = _explained(store, listed, wanted.parts[0], use)
+        use = _explained(store, listed, wanted.parts[0], every, use)
     for line in use.lines():
         announce(f"store: {line}")
     return replace(found, use=use)
@@ -220,10 +220,24 @@ def _shared(listed: Listed, every: Sequence[Mapping[str, str]]) -> int:
     return max(shared(listed.name, keys) for keys in every)
 
 
-def _explained(store: Store, listed: Sequence[Listed], parts: Parts, use: StoreUse) -> StoreUse:
-    """Adds the nearest entry: of those that share most stages, the one that differs least."""
+def _explained(
+    store: Store,
+    listed: Sequence[Listed],
+    parts: Parts,
+    every: Sequence[Mapping[str, str]],
+    use: StoreUse,
+) -> StoreUse:
+    """Adds the nearest entry: of those that share most stages, the one that differs least.
+
+    Args:
+        listed: The entries, those that share most stages first.
+        every: The keys by which they were sorted.
+    """
     best: StoreUse | None = None
+    most = 0
     for each in listed[:_TRIED]:
+        if best is not None and _shared(each, every) < most:
+            break
         try:
             entry = store.read(each)
         except ArtifactError:
@@ -232,6 +246,7 @@ def _explained(store: Store, listed: Sequence[Listed], parts: Parts, use: StoreU
         found = (*found, *code_changed(entry.manifest))
         if best is None or (found and len(found) < len(best.differs)):
             found = found or _other_key(entry.manifest.keys, keys_of(parts))
+            most = _shared(each, every)
             best = replace(use, nearest=each.key, differs=found)
     return best or use
 

@@ -55,7 +55,9 @@ def _leaves(
     value: Any, path: tuple[str, ...], named: bool = False
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The single values in the parts of a stage, with the names that lead to them."""
-    if isinstance(value, Mapping) and value:
+    if path and path[-1] == "gpus":
+        yield path, ", ".join(f"sm{major}{minor}" for major, minor in value or ()) or ABSENT
+    elif isinstance(value, Mapping) and value:
         for key, item in value.items():
             if not (named and key == "name"):  # it is in the path
                 yield from _leaves(item, path if key in _PLAIN else (*path, str(key)))

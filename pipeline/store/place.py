@@ -86,6 +86,10 @@ class Place:
         Raises:
             InputError: The scheme is unknown, or fsspec or the scheme's package is not installed.
         """
+        written, colon, _ = url.partition(":")
+        remote = colon and written in _SCHEMES and written not in _LOCAL
+        if remote and not url.startswith(f"{written}://"):  # it would be a local folder
+            raise InputError(f"store {url!r}: write {written}:// before the bucket or the name")
         scheme, found, _ = url.partition("://")
         scheme = scheme if found else "file"
         if scheme not in _SCHEMES or not url:

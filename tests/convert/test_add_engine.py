@@ -164,6 +164,19 @@ def test_another_target(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None
         run_build(artifact, target="tensorrt-10")
 
 
+def test_inspect_finds_a_damaged_engine(artifact: Path, cli: Any) -> None:
+    assert cli("build", artifact, "--gpu", "sm86")[0] == 0
+    (place,) = (artifact / "engines").iterdir()
+    assert cli("inspect", artifact)[0] == 0
+    assert "left out: 1 of its other engines" in cli("store", "push", artifact, "store")[1]
+    with (place / "engine.plan").open("ab") as plan:
+        plan.write(b"x")
+    code, output, _ = cli("inspect", artifact)
+    assert code == 2 and f"engine {place}: can't be used: " in output
+    code, output, _ = cli("inspect", artifact, "--json")
+    assert code == 2 and "engine.plan" in json.loads(output)["engines"][0]["error"]
+
+
 def test_inspect_lists_the_engines(artifact: Path, cli: Any) -> None:
     assert json.loads(cli("inspect", artifact, "--json")[1])["engines"] == []
     code, out, err = cli("build", artifact, "--gpu", "sm86,sm89", "--gpu", "sm120")

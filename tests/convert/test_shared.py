@@ -70,7 +70,7 @@ def test_another_folder_gets_everything_from_the_store(
     first, stages = convert("a", store)
     assert stages == EVERY
     assert used(first).lines() == [
-        "miss: the store has no other entry of this model",
+        "miss: the store has no entry of this model",
         f"pushed as entry {first.manifest.keys['compare'][:12]}",
     ]
     second, stages = convert("b", store)
@@ -96,6 +96,17 @@ def test_the_stages_that_are_the_same_come_from_the_store() -> None:
     report, stages = convert("d", profiles=("b=1:3:8",))
     assert stages == ["build", "compare"]
     assert [each.text for each in used(report).differs] == ["profile b 1:2:8 -> 1:3:8"]
+
+
+def test_the_nearest_entry_shares_most_stages() -> None:
+    """An entry of other sizes has fewer differences, but another export."""
+    two = ("b=1:2:8", "b=1:3:8")
+    convert("a")
+    convert("b", dims=("b=1:4:16",), profiles=("b=1:2:16", "b=1:3:8"))
+    report, _ = convert("c", profiles=two)
+    assert used(report).pulled == ("export", "rewrite")
+    assert used(report).nearest == used(report).entry
+    assert {each.stage for each in used(report).differs} == {"build"}
 
 
 def test_a_miss_names_another_version_and_another_precision(
@@ -314,8 +325,10 @@ def test_the_commands(cli: Run) -> None:
     code, output, _ = cli("convert", "net.onnx", "--out", "a", *options)
     assert code == 0 and "store:    pushed as entry" in output
     code, output, _ = cli("convert", "net.onnx", "--out", "b", *options)
-    assert code == 0 and "store: hit: everything from entry" in output
+    assert code == 0 and "store:    hit: everything from entry" in output
     assert "The store has the artifact, so no stage ran." in output
+    # the machine that pulls is told as much as the one that converted
+    assert "not done: the engine was not compared" in output and "next:" in output
     code, output, _ = cli("convert", "net.onnx", "--out", "c", *options, "--json")
     assert json.loads(output)["store"]["pulled"] == EVERY
     code, output, _ = cli("store", "ls", "store")

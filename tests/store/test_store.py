@@ -18,6 +18,7 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.errors import ArtifactError, InputError, StoreError
 from pipeline.store import place as place_module
 from pipeline.store.collect import collect
+from pipeline.store.differences import differences
 from pipeline.store.entry import BLOBS, ENTRIES, Entry, blob_name
 from pipeline.store.place import TMP, USED, Place
 from pipeline.store.store import Store
@@ -289,6 +290,26 @@ def test_names_of_models_do_not_leave_their_folder() -> None:
 def test_a_wrong_address(url: str) -> None:
     with pytest.raises(InputError, match="store"):
         Store.open(url)
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:bucket", "memory:name"])
+def test_an_address_that_would_be_a_local_folder(url: str) -> None:
+    with pytest.raises(InputError, match=f"write {url.partition(':')[0]}:// before"):
+        Store.open(url)
+
+
+def test_a_folder_may_have_the_name_of_a_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Store.open("s3").place.local
+
+
+def test_kinds_of_gpu_differ_by_name() -> None:
+    before, after = ({"build": {"gpus": gpus}} for gpus in ([[8, 6], [12, 0]], [(8, 9)]))
+    assert [one.text for one in differences(before, after)] == ["gpus sm86, sm120 -> sm89"]
+    (none,) = differences({"build": {"gpus": []}}, after)
+    assert none.text == "gpus none -> sm89"
 
 
 @pytest.mark.parametrize(
