@@ -87,12 +87,12 @@ class Metrics(TypedDict):
 class Counters:
     """The counts of an engine's calls. Every use needs the engine's lock.
 
-    A call adds one to its `Sized`, of which the engine keeps a limited number. `fold` adds these
-    counts to the totals. So memory is limited, whatever the sizes are.
+    A call adds one to its `Sized`, of which the engine keeps a limited number. `fold` and
+    `fold_all` add these counts to the totals. So memory is limited, whatever the sizes are.
 
     Args:
         interface: the artifact's interface.
-        sized: the engine's `Sized`. Before one is removed, `fold` must be called.
+        sized: the engine's `Sized`. Before one is removed, it must be folded.
     """
 
     def __init__(self, interface: Interface, sized: Mapping[Hashable, Sized]) -> None:
@@ -116,25 +116,29 @@ class Counters:
         kind = next(kind for kind, exception in ERRORS if isinstance(error, exception))
         self.errors[kind] += 1
 
-    def fold(self) -> None:
-        """Adds the counts by `Sized` to the totals."""
+    def fold(self, sized: Sized) -> None:
+        """Adds the counts of one `Sized` to the totals."""
+        calls = sized.calls + sized.graph_calls
+        if not calls:
+            return
+        self._graph_calls += sized.graph_calls
+        sized.calls = sized.graph_calls = 0
+        self._calls[self._names[sized.profile]] += calls
+        for name, size in sized.sizes.items():
+            found, bounds = self._sizes[name], self._bounds[name]
+            found["sum"] += size * calls
+            found["min"] = size if found["min"] is None else min(found["min"], size)
+            found["max"] = size if found["max"] is None else max(found["max"], size)
+            found["buckets"][bounds[bisect_left(bounds, size)]] += calls
+
+    def fold_all(self) -> None:
+        """Adds the counts of every `Sized` to the totals."""
         for sized in self._sized.values():
-            calls = sized.calls + sized.graph_calls
-            if not calls:
-                continue
-            self._graph_calls += sized.graph_calls
-            sized.calls = sized.graph_calls = 0
-            self._calls[self._names[sized.profile]] += calls
-            for name, size in sized.sizes.items():
-                found, bounds = self._sizes[name], self._bounds[name]
-                found["sum"] += size * calls
-                found["min"] = size if found["min"] is None else min(found["min"], size)
-                found["max"] = size if found["max"] is None else max(found["max"], size)
-                found["buckets"][bounds[bisect_left(bounds, size)]] += calls
+            self.fold(sized)
 
     def read(self, memory: dict[str, int], captured: int) -> Metrics:
         """A copy of all numbers."""
-        self.fold()
+        self.fold_all()
         return Metrics(
             calls=dict(self._calls),
             graph_calls=self._graph_calls,

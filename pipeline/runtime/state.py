@@ -134,7 +134,7 @@ class EngineState:
             self.timing = None
             self.graphs.clear()
             self._contexts.clear()
-            self.counters.fold()
+            self.counters.fold_all()
             self._sized.clear()
             self.held.clear()
             self._last = self.activation = None
@@ -368,8 +368,9 @@ class EngineState:
             for port, shape in zip(self.plan.inputs, shapes, strict=True)
         )
         if len(self._sized) >= _MOST_SIZES:
-            self.counters.fold()
-            del self._sized[next(iter(self._sized))]
+            oldest = next(iter(self._sized))
+            self.counters.fold(self._sized[oldest])
+            del self._sized[oldest]
         self._sized[key] = Sized(
             key, sizes, profile, tuple(named.items()), input_bytes, tuple(outputs)
         )

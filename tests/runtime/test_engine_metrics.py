@@ -194,6 +194,8 @@ def test_endless_sizes_take_limited_memory(pretend: Pretend) -> None:
         for b, w in every:
             run(engine, b, w)
             assert len(engine._runs.counters._sized) <= 512
+        # a new size adds only the removed one's count to the totals: all 512 would take 15 us
+        assert sum(sized.calls for sized in engine._runs._sized.values()) == 512
         found = engine.metrics()
         assert sum(found["calls"].values()) == (turn + 1) * len(every)
         for place, dim in enumerate("bw"):
