@@ -19,8 +19,9 @@ from pipeline.passes.infra import Pass, PassResult, each
 def run(graph: gs.Graph) -> PassResult:
     """Rewrites every Reshape from ``[n, c, 1, ...]`` to ``[n, c]``, from opset 13 on.
 
-    The constant shape must say that it keeps n and c: by the same number, by ``0``, or one of them
-    by ``-1``. Values do not change. Other forms are left alone, and nothing is refused.
+    The constant shape must say that it keeps n and c, by the same number or by ``0``. n may be
+    ``-1`` beside such a c, and c may be ``-1`` beside a ``0``. Values do not change. Other forms
+    are left alone, and nothing is refused.
     """
     if graph.opset < 13:  # the axes of Squeeze are an attribute
         return PassResult(())
@@ -32,10 +33,12 @@ def _rewrite(_: gs.Graph, node: gs.Node) -> str | None:
     if data.shape is None or len(data.shape) < 3 or target is None or target.shape != (2,):
         return None
     copied = None if node.attrs.get("allowzero", 0) else 0
-    kept = [to in (old, copied) for to, old in zip(target.tolist(), data.shape, strict=False)]
-    if any(one != 1 for one in data.shape[2:]) or not any(kept):
+    rows, columns = target.tolist()
+    if any(one != 1 for one in data.shape[2:]):
         return None
-    if not all(keeps or to == -1 for keeps, to in zip(kept, target.tolist(), strict=True)):
+    counted = rows in (data.shape[0], copied, -1) and columns in (data.shape[1], copied)
+    # Not [1, -1]: if the file states a batch of 1 that is not true, this would hide it.
+    if not counted and (rows, columns) != (copied, -1):
         return None
     axes = list(range(2, len(data.shape)))
     node.op = "Squeeze"

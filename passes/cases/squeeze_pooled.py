@@ -43,6 +43,12 @@ CASES: tuple[Case, ...] = (
     _pooled("one column", "-1, 1", "near miss", out="m,1"),
     _pooled("one row of all", "1, -1", "near miss", out="1,m"),
     Case(
+        "squeeze_pooled", "one row, the rest counted", "near miss",
+        "(float[1,3,h,w] x) => (float[1,3] y) <int64[2] to = {1, -1}> "
+        "{ p = GlobalAveragePool(x) y = Reshape(p, to) }",
+        ({"x": (1, 3, 4, 6)}, {"x": (1, 3, 5, 9)}, {"x": (1, 3, 8, 7)}),
+    ),
+    Case(
         "squeeze_pooled", "rows and channels join", "near miss",
         "(float[n,4,h,w] x) => (float[m,2] y) <int64[2] to = {-1, 2}> "
         "{ p = GlobalAveragePool(x) y = Reshape(p, to) }",
