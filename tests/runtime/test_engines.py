@@ -293,7 +293,7 @@ def test_a_damaged_engine_is_left_out_and_kept(place: Path, insert: Insert, cli:
     with pytest.raises(InputError, match=r"engines/rtx-1\.7-sm89: .*not JSON"):
         choose(place, insert("sm90").card)
     code, out, _ = cli("inspect", place)
-    assert code == 0 and "rtx-1.7-sm89: can't be used: " in out
+    assert code == 2 and "rtx-1.7-sm89: can't be used: " in out
     folder = place.with_name("new")
     keep_engines(place, folder, Artifact.open(place).manifest, lambda _: None)
     assert (folder / "engines" / "rtx-1.7-sm89" / "manifest.json").read_text() == "{"
