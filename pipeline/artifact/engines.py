@@ -18,7 +18,7 @@ from pipeline.artifact.artifact import Artifact
 from pipeline.artifact.manifest import Manifest
 from pipeline.errors import ArtifactError
 from pipeline.machine.files import FileInfo
-from pipeline.machine.gpu import Capability
+from pipeline.machine.gpu import Capability, sm_text
 from pipeline.machine.progress import Announce
 from pipeline.machine.swap_folder import carry_folder
 from pipeline.machine.target import Target
@@ -37,7 +37,7 @@ def engine_folder(
 
     The names of its flags come last: ``tensorrt-8.6-sm90-hardware-compatible``.
     """
-    kinds = [f"sm{major}{minor}" for major, minor in gpus]
+    kinds = map(sm_text, gpus)
     half = [] if precision == "fp32" else [precision]
     return "-".join([target.name, *kinds, *half, *(["recipe"] if recipe else []), *flags.names])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands import options as cli_options
@@ -131,9 +132,9 @@ def inspect(arguments: argparse.Namespace, progress: Progress) -> int:
 
     del progress
     artifact = Artifact.open(arguments.artifact)
-    code = show_report(Report(artifact.path, artifact.manifest), arguments)
-    damaged = any("error" in engine for engine in other_engines(artifact.path))
-    return ArtifactError.exit_code if damaged else code
+    engines = other_engines(artifact.path, check=True)
+    code = show_report(Report(artifact.path, artifact.manifest), arguments, engines)
+    return ArtifactError.exit_code if any("error" in engine for engine in engines) else code
 
 
 def models(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -149,13 +150,15 @@ def models(arguments: argparse.Namespace, progress: Progress) -> int:
     return 0
 
 
-def show_report(report: Any, arguments: argparse.Namespace) -> int:
+def show_report(
+    report: Any, arguments: argparse.Namespace, engines: Sequence[Mapping[str, Any]] | None = None
+) -> int:
     from pipeline.commands import report as summary
 
     if arguments.json:
-        show(summary.report_json(report))
+        show(summary.report_json(report, engines))
     else:
-        show(summary.report_text(report))
+        show(summary.report_text(report, engines))
     return 0 if report.ok else 1
 
 

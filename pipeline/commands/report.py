@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.convert.report import Report
 
 
-def report_json(report: Report) -> str:
+def report_json(report: Report, engines: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Returns the report as JSON: the manifest, and the facts that the manifest lacks."""
     content = {
         "path": str(report.path),
@@ -39,15 +39,15 @@ def report_json(report: Report) -> str:
         "regressions": [encode(note) for note in report.regressions],
         "notes": [encode(note) for note in report.notes],
         "removed": list(report.removed),
-        "engines": other_engines(report.path),
+        "engines": other_engines(report.path) if engines is None else engines,
         "store": None if report.store is None else asdict(report.store),
         "manifest": json.loads(report.manifest.to_json()),
     }
     return json.dumps(content, indent=2)
 
 
-def report_text(report: Report) -> str:
-    """Returns the report as short tables."""
+def report_text(report: Report, engines: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """Returns the report as short tables. `engines` are the `other_engines`, if they are known."""
     manifest = report.manifest
     if report.unchanged:
         own = manifest.model.source
@@ -63,7 +63,8 @@ def report_text(report: Report) -> str:
         return "\n".join([*parts, verdict(report, whole=True)])
     parts = [_head(report)]
     parts += [_stages(manifest), _dims(manifest), _passes(manifest), _comparison(manifest)]
-    parts += ["\n".join(_engine_line(engine) for engine in other_engines(report.path))]
+    engines = other_engines(report.path) if engines is None else engines
+    parts += ["\n".join(map(_engine_line, engines))]
     parts += [f"removed {text}" for text in report.removed]
     parts += [note.text for note in report.notes]
     parts += [f"REGRESSION {note.text}" for note in report.regressions]
@@ -73,16 +74,20 @@ def report_text(report: Report) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def other_engines(place: Path) -> list[dict[str, Any]]:
+def other_engines(place: Path, *, check: bool = False) -> list[dict[str, Any]]:
     """Returns the facts of each engine beside the artifact's own; see `pipeline.artifact.engines`.
 
-    Its files are checked. An engine that can't be used has its path and the `error` only. `gpus`
-    are compute capabilities; none for every GPU that the target supports.
+    An engine that can't be used has its path and the `error` only. `gpus` are compute
+    capabilities; none for every GPU that the target supports.
+
+    Args:
+        place: The artifact's folder.
+        check: Whether to check the files of each engine, too.
     """
     found: list[dict[str, Any]] = []
     for engine in engine_places(place):
         try:
-            manifest = Artifact.open(engine).manifest
+            manifest = Artifact.open(engine, check=check).manifest
         except ArtifactError as error:
             found.append({"path": str(engine), "error": str(error)})
             continue

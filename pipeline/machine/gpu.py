@@ -44,6 +44,12 @@ def capability_text(capability: Capability) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
+def sm_text(capability: Sequence[int]) -> str:
+    """The compute capability as ``--gpu`` takes it: ``sm86``."""
+    major, minor = capability
+    return f"sm{major}{minor}"
+
+
 def parse_capabilities(texts: Sequence[str]) -> tuple[Capability, ...]:
     """Reads kinds of GPU: ``sm86`` and ``8.6`` are (8, 6). A text may have several, with commas.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.machine.gpu import sm_text
 from pipeline.store.entry import Parts
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -56,7 +57,7 @@ def _leaves(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The single values in the parts of a stage, with the names that lead to them."""
     if path and path[-1] == "gpus":
-        yield path, ", ".join(f"sm{major}{minor}" for major, minor in value or ()) or ABSENT
+        yield path, ", ".join(map(sm_text, value or ())) or ABSENT
     elif isinstance(value, Mapping) and value:
         for key, item in value.items():
             if not (named and key == "name"):  # it is in the path

@@ -327,7 +327,7 @@ def test_the_commands(cli: Run) -> None:
     code, output, _ = cli("convert", "net.onnx", "--out", "b", *options)
     assert code == 0 and "store:    hit: everything from entry" in output
     assert "The store has the artifact, so no stage ran." in output
-    # the machine that pulls is told as much as the one that converted
+    # a hit says the same as the conversion that pushed the entry
     assert "not done: the engine was not compared" in output and "next:" in output
     code, output, _ = cli("convert", "net.onnx", "--out", "c", *options, "--json")
     assert json.loads(output)["store"]["pulled"] == EVERY

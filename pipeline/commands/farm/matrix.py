@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ArtifactError, InputError
-from pipeline.machine.gpu import check_capabilities, parse_capabilities
+from pipeline.machine.gpu import check_capabilities, parse_capabilities, sm_text
 from pipeline.machine.target import find_target
 from pipeline.store.entry import folder_of
 from pipeline.store.store import Store
@@ -67,7 +67,7 @@ def matrix(models: Sequence[str], targets: Sequence[str], gpus: Sequence[str]) -
 
 
 def _texts(kind: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-    return tuple(f"sm{major}{minor}" for major, minor in kind)
+    return tuple(map(sm_text, kind))
 
 
 def targets_of(arguments: argparse.Namespace) -> tuple[str, ...]:
