@@ -144,6 +144,28 @@ def _from_store(farm: ModuleType, store: Path, key: str) -> Any:
     return opened.read(opened.named(key)).manifest
 
 
+@pytest.mark.slow
+def test_nothing_of_ray_is_printed(
+    farm: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A thread of Ray prints while it connects, and until it is shut down."""
+    import ray
+
+    def loud(own: Any) -> Any:
+        def printing(*words: Any, **how: Any) -> Any:
+            print("(raylet) Raylet is terminated")
+            found = own(*words, **how)
+            print("(raylet) Raylet is terminated")
+            return found
+
+        return printing
+
+    monkeypatch.setattr(ray, "init", loud(ray.init))
+    monkeypatch.setattr(ray, "shutdown", loud(ray.shutdown))
+    assert farm.run_on_ray("local", [], None, lambda _: None) == []
+    assert capfd.readouterr().out == ""
+
+
 @contextlib.contextmanager
 def labelled(farm: ModuleType) -> Iterator[Any]:
     """A cluster with a plain node, and node2 that says that it has a GPU of compute capability 9.0.

@@ -56,17 +56,17 @@ def run_on_ray(
         InputError: Ray is not installed, the cluster cannot be reached, or no node has a resource.
         KeyboardInterrupt: The run was interrupted. What was pushed stays in the store.
     """
-    ray = connected(address)
-    interrupts.settle("finished artifacts are in the store. Run the same command again to go on")
-    # a thread of Ray prints the logs of lost nodes to sys.stdout, which is for the results
-    with (
-        interrupts.cleaned(ray.shutdown),
-        Path(os.devnull).open("w") as nothing,
-        contextlib.redirect_stdout(nothing),
-    ):
-        nodes = Nodes(ray, announce)
-        work = [nodes.fitted(one) for one in work]
-        return _Run(ray, nodes, work, time_limit).results(announce, keep)
+    # until ray.shutdown ends, a thread of Ray prints the logs of lost nodes to sys.stdout, which is
+    # for the results
+    with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
+        ray = connected(address)
+        interrupts.settle(
+            "finished artifacts are in the store. Run the same command again to go on"
+        )
+        with interrupts.cleaned(ray.shutdown):
+            nodes = Nodes(ray, announce)
+            work = [nodes.fitted(one) for one in work]
+            return _Run(ray, nodes, work, time_limit).results(announce, keep)
 
 
 class _Run:
