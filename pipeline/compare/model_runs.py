@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -10,6 +10,7 @@ from typing import cast
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import explain, run_names
 from pipeline.compare.half_runner import HalfRunner
+from pipeline.compare.memory import Memory, once
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.random_sizes import agree, compare_random_sizes
 from pipeline.compare.rounding_tolerance import rounding_tolerances
@@ -35,12 +36,14 @@ class ModelRuns:
         manifest: The artifact's manifest.
         reference: The torch model or the reference file, if it runs.
         seed: The seed of the inputs' values.
+        memory: Keeps the outputs of the files, see `pipeline.compare.memory`.
     """
 
     folder: Path
     manifest: Manifest
     reference: Runner | None
     seed: int
+    memory: Memory | None = None
 
     def run(self, ground: Ground, runs: Runs) -> tuple[Pairs, list[Note]]:
         """Runs the reference, exported.onnx and model.onnx, and adds their outputs to `runs`.
@@ -59,7 +62,7 @@ class ModelRuns:
         notes: list[Note] = []
         try:
             for runner in self._runners():
-                runs[runner.name] = ground.collect(runner)
+                runs[runner.name] = self._collected(ground, runner)
             if base == run_names.EXPORTED:
                 notes.append(note("source-is-onnx"))
             else:
@@ -81,7 +84,7 @@ class ModelRuns:
                 runner = HalfRunner(half if built else self._model, precision, not built)
                 if not built:
                     runner = replace(runner, recipe=stored_recipe(self.folder))
-                runs[run_names.HALF] = ground.collect(runner)
+                runs[run_names.HALF] = self._collected(ground, runner)
                 pairs.append((base, run_names.HALF))
         except RunFailed as error:
             raise explain.failed_run(
@@ -108,7 +111,11 @@ class ModelRuns:
         if not rounds or precision in interface.engine_tolerance:
             return {}
         plain = runs[run_names.REWRITTEN]
-        return rounding_tolerances(self._model, interface, precision, ground, plain)
+        return once(
+            self.memory,
+            lambda: rounding_tolerances(self._model, interface, precision, ground, plain),
+            self._model, precision, interface.outputs, interface.tolerances(), ground.feeds,
+        )  # fmt: skip
 
     def run_at_random_sizes(
         self, job: Job, plan: ComparisonPlan, ground: Ground, runs: Runs
@@ -146,6 +153,13 @@ class ModelRuns:
             ground.feeds.extend(feeds)
             plan.add(more)
         return [note("random-sizes", count=found.compared)] if found.compared else []
+
+    def _collected(self, ground: Ground, runner: Runner) -> Sequence[Feed]:
+        """The outputs of a run at all points, of an earlier run if it was the same."""
+        if not isinstance(runner, OnnxRunner | HalfRunner):
+            return ground.collect(runner)
+        how = replace(runner, model=Path())
+        return once(self.memory, lambda: ground.collect(runner), runner.model, how, ground.feeds)
 
     @property
     def _model(self) -> Path:

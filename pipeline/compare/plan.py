@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.artifact.manifest import Manifest, PointInfo
+from pipeline.compare.memory import Memory
 from pipeline.compare.run_names import TORCH, in_precision
 from pipeline.compare.verdict import other_shape
 from pipeline.graph.memory import Estimator
@@ -30,6 +31,8 @@ class CompareOptions:
         shapes: Further sizes, as text; only with the torch reference.
         quick: Compare at few sizes of each profile, and at no random sizes.
         plugins, host_code: The code that the engine may run; see `pipeline.load`.
+        memory: Keeps what the models gave, for other comparisons in this process. By default, each
+            comparison runs them.
     """
 
     memory_limit: int | None = None
@@ -38,6 +41,7 @@ class CompareOptions:
     quick: bool = False
     plugins: tuple[str, ...] = ()
     host_code: bool = False
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.build.shape_inference import ORACLE, output_sizes, why_not_asked
+from pipeline.compare.memory import Memory, once
 from pipeline.compare.plan import ComparisonPlan, Job
 from pipeline.compare.run_names import TORCH
 from pipeline.compare.verdict import other_shape
@@ -15,7 +16,9 @@ from pipeline.spec.findings import Facts, Note, note
 from pipeline.spec.verdicts import Verdict
 
 
-def check_sizes(model: Path, target: Target, job: Job, plan: ComparisonPlan) -> list[Note]:
+def check_sizes(
+    model: Path, target: Target, job: Job, plan: ComparisonPlan, memory: Memory | None = None
+) -> list[Note]:
     """Compares TensorRT's output sizes with the declared sizes (torch's) at every point.
 
     A point with a difference gets a failed verdict in the plan, also if it is too large to run.
@@ -26,7 +29,10 @@ def check_sizes(model: Path, target: Target, job: Job, plan: ComparisonPlan) -> 
     why = why_not_asked(target)
     if why:
         return [note("shape-inference-not-run", reason=why)]
-    found = output_sizes(model, plan.shapes, target)
+    found = once(
+        memory, lambda: output_sizes(model, plan.shapes, target), model, ORACLE, target.name,
+        plan.shapes,
+    )  # fmt: skip
     open_axes = set()
     agreed = 0
     for n, (info, sizes) in enumerate(zip(plan.infos, found, strict=True)):

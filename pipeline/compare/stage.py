@@ -120,7 +120,7 @@ def compare_artifact(
     if (folder / MODEL).is_file():
         announce("compare sizes with TensorRT's shape inference")
         with watch("tensorrt parse"):
-            plan.notes += check_sizes(folder / MODEL, target, job, plan)
+            plan.notes += check_sizes(folder / MODEL, target, job, plan, options.memory)
     runs: Runs = {}
     feeds: list[Feed]
     later: list[StoredPoint] = []
@@ -129,7 +129,7 @@ def compare_artifact(
     else:
         feeds = [manifest.interface.sample(point.sizes, options.seed) for point in plan.run]
     ground = Ground(plan.run, feeds, announce, watch)
-    models = ModelRuns(folder, manifest, reference, options.seed)
+    models = ModelRuns(folder, manifest, reference, options.seed, options.memory)
     pairs, notes = models.run(ground, runs)
     job = replace(job, measured=models.measured(ground, runs))
     notes += [

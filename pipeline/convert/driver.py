@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifact.artifact import Artifact
-from pipeline.artifact.manifest import now
+from pipeline.artifact.manifest import Manifest, now
 from pipeline.artifact.stored import has_stored
 from pipeline.build.settings import BuildOptions
 from pipeline.compare.plan import CompareOptions
@@ -56,6 +56,7 @@ from pipeline.spec.model import ModelSpec
 from pipeline.spec.plan_flags import NO_FLAGS, check_flags
 from pipeline.spec.precision import AUTO, check_precision
 from pipeline.spec.profiles import Profile, parse_sizes
+from pipeline.spec.runner import Runner
 
 LEFT_OUT = (
     f"{RECIPE}, the artifact's recipe: --precision replaces it. Leave out --precision to keep a "
@@ -254,6 +255,39 @@ def build_artifact(
         return Report(artifact.path, work.finish(keys={}), stage=BUILD.name)
 
 
+def compare_again(
+    artifact: Artifact,
+    manifest: Manifest,
+    reference: Runner | None,
+    options: CompareOptions,
+    announce: Announce,
+    *,
+    code: bool = False,
+) -> Manifest:
+    """Runs the comparison of an artifact, and writes the result into it, also if it fails.
+
+    Args:
+        artifact: The artifact.
+        manifest: Its manifest, or one with other tolerances.
+        reference: See `pipeline.compare.stage.compare_artifact`.
+        options: The options of the comparison.
+        announce: Called with each step that begins.
+        code: Whether `reference` is made from the source that the manifest names. If the comparison
+            fails, and that code was changed, an error says so and nothing is written.
+    """
+    stated = artifact.manifest
+    with opened_artifact(artifact, announce, manifest) as work:
+        work.do(COMPARE, work.manifest, reference, options, announce, artifact.path)
+        done = work.manifest
+        assert done.comparison is not None
+        passed = done.comparison.passed
+        if code and not passed:
+            check_code(stated, done.comparison, artifact.path)
+        # without its keys, the artifact is compared again by the next conversion
+        good = passed and sizes_compared(stated) <= sizes_compared(done) and manifest == stated
+        return work.finish(keys=done.keys if good else {})
+
+
 def verify(
     place: Path | str, how: Verify = STORED, announce: Announce = silent, **fields: Any
 ) -> Report:
@@ -304,16 +338,8 @@ def verify(
         if how.spec is not None:
             how = replace(how, spec=stack.enter_context(left_as_given(how.spec)))
         reference = rebuilt(stated, how, str(place)) if how.torch_model else None
-        work = stack.enter_context(opened_artifact(artifact, announce, manifest))
-        work.do(COMPARE, work.manifest, reference, options, announce, place)
-        done = work.manifest
-        # without its keys, the artifact is compared again by the next conversion
-        assert done.comparison is not None
-        passed = done.comparison.passed
-        if how.torch_model and how.spec is None and not passed:
-            check_code(stated, done.comparison, place)
-        good = passed and sizes_compared(stated) <= sizes_compared(done) and manifest == stated
-        done = work.finish(keys=done.keys if good else {})
+        named = how.torch_model and how.spec is None
+        done = compare_again(artifact, manifest, reference, options, announce, code=named)
     if old is None:
         return Report(place, done, stage=COMPARE.name)
     found = regression(Artifact.open(place), old, announce, how.plugins, how.host_code)

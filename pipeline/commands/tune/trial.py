@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.artifact.artifact import Artifact
@@ -15,9 +15,10 @@ from pipeline.commands.bench.bench import bench
 from pipeline.commands.bench.measure import Method
 from pipeline.commands.tune.candidates import AS_IT_IS, Candidate
 from pipeline.compare.engine_runs import why_not_run
+from pipeline.compare.memory import Memory
+from pipeline.compare.plan import CompareOptions
 from pipeline.compare.runners import failures
-from pipeline.convert.driver import build_artifact, run_rewrite, verify
-from pipeline.convert.options import Verify
+from pipeline.convert.driver import build_artifact, compare_again, run_rewrite
 from pipeline.errors import EngineError, PipelineError, first_line
 from pipeline.machine.progress import Announce
 from pipeline.machine.swap_folder import LINK_FROM_BYTES
@@ -77,6 +78,7 @@ class Bench:
         method: How often calls are repeated.
         plugins: Files and names of plugins that the engine needs.
         announce: Called with each step that begins.
+        memory: What the models gave, which is the same for all candidates of a file.
     """
 
     artifact: Artifact
@@ -85,6 +87,7 @@ class Bench:
     method: Method
     plugins: tuple[str, ...]
     announce: Announce
+    memory: Memory = field(default_factory=dict)
 
     def attempt(self, candidate: Candidate, folder: Path, time_limit: float) -> Trial:
         """Makes the candidate's artifact in `folder`. An error becomes the trial's `why`.
@@ -150,8 +153,9 @@ class Bench:
             )  # fmt: skip
             opened = Artifact.open(folder, built=False)
             build_artifact(opened, options, candidate.profiles, announce)
-        verify(folder, Verify(plugins=self.plugins), announce)
-        return Artifact.open(folder).manifest
+        built = Artifact.open(folder)
+        how = CompareOptions(plugins=self.plugins, memory=self.memory)
+        return compare_again(built, built.manifest, None, how, announce)
 
 
 def why_wrong(manifest: Manifest) -> str:
