@@ -19,7 +19,6 @@ from pipeline.machine.files import hash_file
 
 T = TypeVar("T")
 
-
 # the hash of everything that a result depends on -> the result, which nobody changes
 Memory = dict[str, Any]
 
@@ -43,7 +42,8 @@ def once(memory: Memory | None, make: Callable[[], T], model: Path, *values: obj
     key = digest.hexdigest()
     if key not in memory:
         memory[key] = make()
-    return memory[key]  # type: ignore[no-any-return]
+    result: T = memory[key]
+    return result
 
 
 def _add(digest: Any, value: object) -> None:
