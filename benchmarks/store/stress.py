@@ -60,6 +60,7 @@ _PER_ARTIFACT = 8  # lookups for each new artifact, about
 _NEWEST = 12  # artifacts to choose from
 _MODELS = 8  # models that the artifacts belong to
 _SHARED = 200_000  # bytes of a file that several artifacts share
+_HALF_WRITTEN = 0.02  # seconds that a planted fault leaves a file half written
 _KILL = (0.01, 0.15)  # seconds between two kills
 _KILL_S3 = (0.2, 1.0)  # a lookup takes longer there
 
@@ -175,7 +176,7 @@ def _in_place(place: Place, beside: Path, name: str) -> None:
     with path.open("wb") as file:
         file.write(content[: len(content) // 2])
         file.flush()
-        time.sleep(0.002)
+        time.sleep(_HALF_WRITTEN)
         file.write(content[len(content) // 2 :])
 
 
