@@ -67,20 +67,28 @@ def add_commands(commands: Any, add: Callable[..., Any]) -> None:
 
 
 def ls(arguments: argparse.Namespace, announce: Announce) -> int:
-    """Runs ``store ls``. Damaged entries, and those of other versions, are listed as such."""
+    """Runs ``store ls``. Damaged entries, and those of other versions, are listed as such.
+
+    Each entry is compared with the last used one of the same model.
+    """
+    from pipeline.store.differences import as_text, between
+    from pipeline.store.entry import Entry
     from pipeline.store.store import Store
 
     del announce
     store = Store.open(arguments.store)
     store.place.check_exists()
     rows: list[dict[str, Any]] = []
+    newest: dict[str, Entry] = {}
     left = 0
     for listed in store.entries():
         try:
-            manifest = store.read(listed).manifest
+            entry = store.read(listed)
         except ArtifactError:
             left += 1
             continue
+        manifest = entry.manifest
+        first = newest.setdefault(manifest.name, entry)
         rows.append(
             {
                 "key": listed.key,
@@ -93,6 +101,8 @@ def ls(arguments: argparse.Namespace, announce: Announce) -> int:
                 "used": datetime.fromtimestamp(listed.used, timezone.utc).isoformat(
                     timespec="seconds"
                 ),
+                "differs_from": "" if first is entry else first.key,
+                "differs_in": "" if first is entry else as_text(between(first, entry)),
             }
         )
     if arguments.json:
@@ -105,6 +115,10 @@ def ls(arguments: argparse.Namespace, announce: Announce) -> int:
              r["created"], r["used"]) for r in rows
         ]  # fmt: skip
         show(table([head, *texts]))
+        for row in rows:
+            if row["differs_from"]:
+                key, other = row["key"][:_KEY], row["differs_from"][:_KEY]
+                show(f"{key} differs from {other} in {row['differs_in']}")
     else:
         show(f"{arguments.store} has no artifacts")
     if left:
@@ -168,6 +182,9 @@ def pull(arguments: argparse.Namespace, announce: Announce) -> int:
         raise InputError(f"{arguments.out}: exists already. Pass another folder")
     store = Store.open(arguments.store)
     entry = store.read(store.named(arguments.entry))
+    name, count = entry.manifest.name, 1
+    if arguments.entry == name:
+        count = len(store.of_model(name, entry.manifest.keys))
     try:
         store.pull(entry, arguments.out, announce=announce)
     except ArtifactError as error:
@@ -175,7 +192,12 @@ def pull(arguments: argparse.Namespace, announce: Announce) -> int:
     if arguments.json:
         show(json.dumps({"key": entry.key, "path": str(arguments.out)}, indent=2))
     else:
-        show(f"pulled {entry.manifest.name}, entry {entry.key[:_KEY]} -> {arguments.out}")
+        show(f"pulled {name}, entry {entry.key[:_KEY]} -> {arguments.out}")
+        if count > 1:
+            show(
+                f"It is the last used of {count} entries of {name}. "
+                f"pipeline store ls {arguments.store} shows how they differ"
+            )
     return 0
 
 

@@ -51,7 +51,7 @@ from pipeline.source.find import find_source
 from pipeline.spec.config import Config
 from pipeline.spec.dims import check_rules
 from pipeline.spec.effort import check_effort
-from pipeline.spec.file_names import RECIPE
+from pipeline.spec.file_names import PLAN, RECIPE
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.plan_flags import NO_FLAGS, check_flags
 from pipeline.spec.precision import AUTO, check_precision
@@ -209,14 +209,17 @@ def run_build(
     require(target)
     precision, recipe = precision_and_recipe(artifact, how.precision, how.recipe)
     left = not how.beside and how.precision not in (None, AUTO) and how.recipe is None
-    removed = (LEFT_OUT,) if left and RECIPE in artifact.manifest.files else ()
+    removed = [LEFT_OUT] if left and RECIPE in artifact.manifest.files else []
+    before = artifact.manifest.precision
+    if not how.beside and precision != before and PLAN in artifact.manifest.files:
+        removed.append(f"the engine in {before}: this one replaces it. --gpu adds one beside it")
     options = BuildOptions(
         target, precision, how.effort, tuple(how.plugins), recipe, how.precision == AUTO,
         gpus=parse_capabilities(how.gpus) if how.beside else artifact.manifest.target.gpus,
         flags=how.flags or (NO_FLAGS if how.beside else artifact.manifest.flags),
     )  # fmt: skip
     report = build_artifact(artifact, options, parsed, announce, beside=how.beside)
-    return replace(report, removed=removed)
+    return replace(report, removed=tuple(removed))
 
 
 def build_artifact(

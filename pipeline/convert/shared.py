@@ -21,14 +21,13 @@ from pipeline.errors import ArtifactError, InputError, StoreError
 from pipeline.machine.progress import Announce
 from pipeline.spec.config import Config
 from pipeline.spec.model import ModelSpec
-from pipeline.store.differences import Difference, differences
+from pipeline.store.differences import Difference, as_text, differences, other_key
 from pipeline.store.entry import STAGES, Entry, Parts, shared
 from pipeline.store.store import Listed, Store
 
 if TYPE_CHECKING:
     from pipeline.convert.report import Report
 
-_MOST = 6  # differences in a text
 _KEY = 12  # digits of a key in a text
 _TRIED = 8  # entries that are read for the reason of a miss
 
@@ -78,9 +77,7 @@ class StoreUse:
         if not self.nearest:
             return "miss: the store has no entry of this model"
         head = f"miss: the nearest entry {self.nearest[:_KEY]} differs in"
-        texts = [each.text for each in self.differs[:_MOST]]
-        more = len(self.differs) - len(texts)
-        return f"{head} {', '.join(texts)}{f' and {more} more' if more else ''}"
+        return f"{head} {as_text(self.differs)}"
 
 
 @dataclass(frozen=True)
@@ -245,16 +242,10 @@ def _explained(
         found = differences(entry.parts, parts) if entry.parts is not None else ()
         found = (*found, *code_changed(entry.manifest))
         if best is None or (found and len(found) < len(best.differs)):
-            found = found or _other_key(entry.manifest.keys, keys_of(parts))
+            found = found or other_key(entry.manifest.keys, keys_of(parts))
             most = _shared(each, every)
             best = replace(use, nearest=each.key, differs=found)
     return best or use
-
-
-def _other_key(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Difference, ...]:
-    stage = next((stage for stage in STAGES if before[stage] != after[stage]), STAGES[-1])
-    texts = (keys[stage][:_KEY] for keys in (before, after))
-    return (Difference(stage, f"the key of {stage}", *texts),)
 
 
 def push_result(report: Report, shared: Shared | None, announce: Announce) -> Report:

@@ -1,4 +1,4 @@
-"""What differs between the parts of two keys, so that a miss has a reason."""
+"""What differs between two keys: the reason of a miss, and what tells two entries apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.machine.gpu import sm_text
-from pipeline.store.entry import Parts
+from pipeline.store.entry import STAGES, Entry, Parts
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _DIGITS = 8  # of a hash
@@ -16,6 +16,8 @@ _MOST = 60  # characters of a value
 # parts whose content says enough without their name
 _PLAIN = ("options", "packages", "libraries", "ranges", "spec")
 ABSENT = "none"
+_MOST_TOLD = 6  # differences in a text
+_KEY = 12  # digits of a key in a text
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,29 @@ class Difference:
     def text(self) -> str:
         """The difference as text: ``torch 2.13.0 -> 2.14.0``."""
         return f"{self.part} {self.before} -> {self.after}"
+
+
+def between(before: Entry, after: Entry) -> tuple[Difference, ...]:
+    """What tells two entries apart; the first other key if the parts of one are not known."""
+    if before.parts is not None and after.parts is not None:
+        found = differences(before.parts, after.parts)
+        if found:
+            return found
+    return other_key(before.manifest.keys, after.manifest.keys)
+
+
+def other_key(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Difference, ...]:
+    """The first stage whose key differs."""
+    stage = next((stage for stage in STAGES if before[stage] != after[stage]), STAGES[-1])
+    texts = (keys[stage][:_KEY] for keys in (before, after))
+    return (Difference(stage, f"the key of {stage}", *texts),)
+
+
+def as_text(found: Sequence[Difference]) -> str:
+    """Differences as text, the first few of them: ``torch 2.13.0 -> 2.14.0 and 3 more``."""
+    texts = [each.text for each in found[:_MOST_TOLD]]
+    more = len(found) - len(texts)
+    return f"{', '.join(texts)}{f' and {more} more' if more else ''}"
 
 
 def differences(before: Parts, after: Parts) -> tuple[Difference, ...]:

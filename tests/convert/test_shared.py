@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -350,6 +352,35 @@ def test_the_commands(cli: Run) -> None:
     assert code == 0 and json.loads(output)["blobs"] > 3
     assert cli("store", "ls", "store")[1] == "store has no artifacts\n"
     assert cli("store", "gc", "store", "--grace", "-1")[0] == 2
+
+
+def test_what_tells_two_entries_of_a_model_apart(cli: Run) -> None:
+    options = ["net.onnx", "--quick", "--store", "store"]
+    for out, dim, more in (("a", "b=1:4:8", ()), ("b", "b=1:4:16", ("--precision", "tf32"))):
+        assert cli("convert", *options, "--out", out, "--dim", dim, *more)[0] == 0
+    first, second = (Artifact.open(name).manifest.keys["compare"] for name in "ab")
+    at = time.time()
+    for file in Path("store", "entries").rglob("*.json"):  # the second one is used last
+        os.utime(file, (at - 10 * (first in file.name),) * 2)
+    told = f"{first[:12]} differs from {second[:12]} in"
+    code, output, _ = cli("store", "ls", "store")
+    (line,) = (line for line in output.splitlines() if " differs from " in line)
+    assert code == 0 and line.startswith(told)
+    assert "precision tf32 -> fp32" in line and "16 -> 8" in line
+    newest, other = json.loads(cli("store", "ls", "store", "--json")[1])["entries"]
+    assert (newest["key"], newest["differs_from"], newest["differs_in"]) == (second, "", "")
+    assert other["differs_from"] == second and line == f"{told} {other['differs_in']}"
+    # an entry that was pushed by itself lacks the parts of its keys
+    (entry,) = Path("store", "entries").rglob(f"*{first}.json")
+    entry.unlink()
+    assert cli("store", "push", "a", "store")[0] == 0
+    output = cli("store", "ls", "store")[1]
+    assert f"{second[:12]} differs from {first[:12]} in the key of export" in output
+
+    code, output, _ = cli("store", "pull", "store", "net", "c")
+    assert Artifact.open("c").manifest.keys["compare"] == first
+    assert "It is the last used of 2 entries of net. pipeline store ls store shows" in output
+    assert "last used" not in cli("store", "pull", "store", first[:8], "d")[1]
 
 
 def test_the_store_in_pipeline_toml(cli: Run) -> None:
