@@ -20,6 +20,7 @@ from torch.torch_version import TorchVersion
 from pipeline.export.declared import Sizes, declaring
 from pipeline.export.torch_2_13 import (
     decompose,
+    exact_constants,
     group_dtypes,
     known_shapes,
     lengths,
@@ -164,6 +165,13 @@ PIECES: tuple[Piece, ...] = (
         without="torch.onnx.export traces the whole program three times more, which takes longer "
         "than the first trace.",
         apply=lambda module, sizes: decompose.op_by_op(),  # noqa: ARG005
+        during=("torch.onnx.export",),
+    ),
+    Piece(
+        "exact_constants",
+        seen="2.13.0",
+        without="x + 1e-8 is written as x, and x * 0.999991 too.",
+        apply=lambda module, sizes: exact_constants.exact_constants(),  # noqa: ARG005
         during=("torch.onnx.export",),
     ),
     Piece(

@@ -312,6 +312,14 @@ FAULTS: dict[str, dict[str, Case]] = {
     },
     "group_dtypes": {"float32": Case(Experts, (N, 8))},
     "decompose": {"a norm": Spared(lambda: torch.nn.BatchNorm2d(3), (2, 3, N, W))},
+    "exact_constants": {
+        "an epsilon": Case(lambda: Of(lambda x: (x.relu() + 1e-8).log()), (N, W), written=True),
+        "an epsilon that is subtracted": Case(
+            lambda: Of(lambda x: (x.relu() - 1e-9).sign()), (N, W), written=True
+        ),
+        "a factor": Case(lambda: Of(lambda x: (x * 0.999991 - x) * 1e5), (N, W), written=True),
+        "a divisor": Case(lambda: Of(lambda x: (x / 1.000009 - x) * 1e5), (N, W), written=True),
+    },
     "known_shapes": {
         "a batch norm": Spared(
             lambda: torch.nn.BatchNorm2d(3),
