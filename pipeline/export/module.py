@@ -101,7 +101,8 @@ def made(spec: ModelSpec, weights: Path | None) -> tuple[ModelSpec, torch.nn.Mod
     # Attention under a learnt mask gives other strides where the mask asks for gradients, even
     # under no_grad. torch 2.13 fails at a view behind it (tests/export/test_module.py).
     module = _build(spec, weights).eval().requires_grad_(False)
-    arguments, _ = by_name_or_place(spec.name, module.forward, spec.arguments)
+    hooked = bool(module._forward_pre_hooks or module._forward_hooks)
+    arguments, _ = by_name_or_place(spec.name, module.forward, spec.arguments, hooked=hooked)
     spec = replace(spec, arguments=arguments)
     check_signature(spec.name, module.forward, spec.arguments, len(spec.inputs))
     if spec.arguments is None:

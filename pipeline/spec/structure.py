@@ -137,17 +137,21 @@ def call_with(arguments: Any, values: Mapping[str, Any]) -> tuple[tuple[Any, ...
     return ((), dict(built)) if isinstance(built, Mapping) else (tuple(built), {})
 
 
-def by_name_or_place(name: str, forward: Callable[..., Any], arguments: Any) -> tuple[Any, str]:
+def by_name_or_place(
+    name: str, forward: Callable[..., Any], arguments: Any, *, hooked: bool = False
+) -> tuple[Any, str]:
     """Decides whether arguments are passed by keyword or by position.
 
     Args:
         name: The model's name, for an error.
         forward: The module's ``forward``.
         arguments: The structure of names.
+        hooked: Whether the module has hooks, which see positional arguments only.
 
     Returns:
         The arguments: a mapping is passed by keyword, a tuple by position. A mapping becomes a
-        tuple if ``forward`` has no names for the arguments (``*args``), with a note.
+        tuple if ``forward`` has no names for the arguments (``*args``), with a note; and if it or
+        a hook needs them by position.
 
     Raises:
         InputError: ``forward`` has no argument of a name. The message lists its arguments.
@@ -163,9 +167,9 @@ def by_name_or_place(name: str, forward: Callable[..., Any], arguments: Any) -> 
     known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     unknown = [word for word in arguments if word not in known]
     first = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if not unknown and inspect.Parameter.POSITIONAL_ONLY in kinds:
-        ordered = list(arguments) == first[: len(arguments)]  # otherwise the call fails
-        return (tuple(arguments.values()) if ordered else arguments), ""
+    if not unknown and (hooked or inspect.Parameter.POSITIONAL_ONLY in kinds):
+        whole = set(arguments) == set(first[: len(arguments)])  # none before them is left out
+        return (tuple(arguments[p] for p in first if p in arguments) if whole else arguments), ""
     if not unknown or inspect.Parameter.VAR_KEYWORD in kinds:
         return arguments, ""
     rest = inspect.Parameter.VAR_POSITIONAL in kinds

@@ -55,6 +55,25 @@ def check(
     return done.spec
 
 
+@pytest.mark.parametrize("names", [("x", "y"), ("y", "x")])
+def test_hooks_of_the_model_see_its_arguments(tmp_path: Path, names: tuple[str, str]) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x - y
+
+    def net() -> torch.nn.Module:
+        module = Net()
+        module.register_forward_pre_hook(lambda _, args: (args[0] * 2, *args[1:]))
+        module.register_forward_hook(lambda _, args, result: result + args[0] + len(args))
+        return module
+
+    spec = ModelSpec(
+        "m", lambda _: net(), {name: Input(name, (B, S)) for name in names}, tolerance=TOLERANCE
+    )
+    sizes = ({"b": 1, "seq": 1}, {"b": 3, "seq": 4})
+    check(spec, tmp_path, lambda feed: net()(feed["x"], feed["y"]), *sizes)
+
+
 def test_tuples_dicts_dataclasses_and_keywords(tmp_path: Path) -> None:
     def forward(_: Any, x: Any, past: Any, *, batch: Any, more: Any = None) -> Any:
         key, value = past[0]

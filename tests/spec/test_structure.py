@@ -163,7 +163,6 @@ def in_order(first: Any, second: Any, /) -> None:
         (two, ["mask", "image"], False, ""),
         (by_keyword, ["first", "whatever"], False, ""),
         (in_order, ["first", "second"], True, ""),
-        (in_order, ["second", "first"], False, ""),  # refused when it is called
         (any_number, ["a", "b"], True, "a, b: passed by position"),
         (
             some,
@@ -197,6 +196,16 @@ def test_names_that_are_not_there(forward: Any, names: list[str], words: str) ->
         by_name_or_place("m", forward, dict.fromkeys(names, "name"))
     assert str(caught.value).startswith("model m: its forward has ")
     assert words in str(caught.value)
+
+
+def test_places_are_those_of_forward() -> None:
+    turned = {name: name for name in ("mask", "image")}
+    assert by_name_or_place("m", two, turned, hooked=True) == (("image", "mask"), "")
+    # without the first argument, nothing can be passed by position
+    only = {"mask": "mask"}
+    assert by_name_or_place("m", two, only, hooked=True) == (only, "")
+    turned = {name: name for name in ("second", "first")}
+    assert by_name_or_place("m", in_order, turned) == (("first", "second"), "")
 
 
 def test_what_has_no_names_stays() -> None:
