@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -135,6 +136,11 @@ class TensorContent:
         if self._moved or written:
             yield self.path, self.tensor
 
+    @property
+    def is_rewritten(self) -> bool:
+        """True if the tensor was written, and nothing changed."""
+        return self.version != version_of(self.tensor) and not any(self.changes())
+
     def restore(self) -> None:
         import torch
 
@@ -188,6 +194,27 @@ class StateChange:
     def is_back(self) -> bool:
         """True if the old value is there again."""
         return all(path != self.path for path, _ in self.holder.changes())
+
+
+def position_of(value: Any) -> Any:
+    """How far an iterator has come, as something to compare; None if it does not show it.
+
+    An iterator can't be put back, so it has no `Holder`.
+    """
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        return "ended" if frame is None else (frame.f_lasti, *_places(frame.f_locals))
+    if isinstance(value, itertools.count):
+        return repr(value)
+    if type(value).__module__ == "builtins" and isinstance(value, Iterator):
+        return operator.length_hint(value, -1)
+    return None
+
+
+def _places(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The numbers, the iterators' positions and the other objects in a generator's variables."""
+    for name, value in variables.items():
+        yield name, repr(value) if isinstance(value, PLAIN) else position_of(value) or id(value)
 
 
 def content(value: Any, depth: int = 8) -> Any:

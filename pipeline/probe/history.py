@@ -136,6 +136,12 @@ def kept_values(
     firsts = _firsts(runs, spec, seed, also)
     if not firsts:
         return []  # torch.export reports why the module does not run
+    if moved := runs.state.moved():
+        raise ExportError(
+            f"model {spec.name}: a call moves {moved[0]}, an iterator or a generator, so a later "
+            "call may give another output. An engine remembers nothing. Compute the value from "
+            "the inputs, or make it an input and an output"
+        )
     changed = {path: change for one in firsts for path, change in one.changes.items()}
     asked = [path for path in changed if not _is_named(path, spec.state)]
     if changed and not asked:
@@ -170,7 +176,19 @@ def kept_values(
     more = f" and {len(asked) - _SHOWN} more" if len(asked) > _SHOWN else ""
     found = f"{', '.join(asked[:_SHOWN])}{more}"
     kept = f"the model keeps {found} between calls. Calls in other orders gave the same outputs"
-    return [kept] if asked else []
+    if asked:
+        return [kept]
+    written = [path for path in runs.state.rewritten() if not _is_named(path, spec.state)]
+    return [_rewrites(written)] if written and not changed else []
+
+
+def _rewrites(paths: Sequence[str]) -> str:
+    """The note for a model that writes to tensors, and changed none of them."""
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return (
+        f"calls of the model write {', '.join(paths[:_SHOWN])}{more}, and no call that was tried "
+        "changed a value there. An engine keeps these values, whatever its inputs are"
+    )
 
 
 def _first_that_differs(runs: _Module, row: Sequence[_First]) -> tuple[_First, _First, str] | None:

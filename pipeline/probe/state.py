@@ -34,6 +34,7 @@ from pipeline.probe.held_values import (
     is_plain,
     items_of,
     joined,
+    position_of,
     storage_of,
     version_of,
 )
@@ -61,6 +62,7 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module, *, weights: bool = False) -> None:
         self._seen: dict[int, Any] = {}  # keeps what was walked alive, so that ids stay valid
         self._holders: list[Holder] = []
+        self._iterators: list[tuple[str, Any, Any]] = []  # path, iterator, position
         self._weights = set() if weights else {storage_of(t) for t in module.parameters()}
         self._most = _MOST + _OF_A_MODULE * sum(1 for _ in module.modules())
         self._walk(module)
@@ -72,6 +74,18 @@ class ModuleState:
             for holder in self._holders
             for path, value in holder.changes()
         }
+
+    def moved(self) -> list[str]:
+        """The paths of the iterators and generators that went on since then."""
+        return [path for path, value, was in self._iterators if position_of(value) != was]
+
+    def rewritten(self) -> list[str]:
+        """The paths of the tensors that were written since then, and have the same content."""
+        return [
+            holder.path
+            for holder in self._holders
+            if isinstance(holder, TensorContent) and holder.is_rewritten
+        ]
 
     def restore(self) -> None:
         """Puts everything back, also after an object that can't be written."""
@@ -127,6 +141,8 @@ class ModuleState:
         elif isinstance(value, type):
             own = value.__flags__ & _MADE_IN_PYTHON and is_own(_file_of(value))
             parts = self._class(value) if own else []
+        elif (position := position_of(value)) is not None:
+            self._iterators.append((path, value, position))
         elif _is_walked(type(value)):
             parts = [*self._object(value, path), *((kind, path) for kind in type(value).__mro__)]
         return parts

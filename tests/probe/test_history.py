@@ -72,6 +72,18 @@ def test_state_out_of_sight_is_found_by_its_outputs(name: str) -> None:
         _kept(name)
 
 
+@pytest.mark.parametrize(("name", "attribute"), stateful.ITERATORS.items())
+def test_an_iterator_that_moves_is_named(name: str, attribute: str) -> None:
+    with pytest.raises(ExportError, match=f"moves {attribute}, an iterator or a generator"):
+        _kept(name)
+
+
+def test_a_tensor_that_is_written_and_stays_the_same_is_noted() -> None:
+    (note,) = _kept("LargestValue")
+    assert note.startswith("calls of the model write largest, and no call that was tried changed")
+    assert _kept("LargestValue", ("largest",)) == []
+
+
 def test_random_numbers_are_not_called_memory() -> None:
     with pytest.raises(ExportError, match="draws random numbers"):
         _kept("Random")

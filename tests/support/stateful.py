@@ -220,6 +220,50 @@ def in_a_closure():
     return InAClosure()
 
 
+class Saturated(nn.Module):
+    """Its iterator counts, and no later call gives another output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = itertools.count(1)
+
+    def forward(self, x):
+        return x * min(next(self.counter), 1)
+
+
+class InAGenerator(nn.Module):
+    """Its generator gives another number after 300 calls only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = (1 if n < 300 else 2 for n in range(1000))
+
+    def forward(self, x):
+        return x * next(self.factors)
+
+
+class InAListsIterator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = iter([1] * 300 + [2] * 300)
+
+    def forward(self, x):
+        return x * next(self.factors)
+
+
+class LargestValue(nn.Module):
+    """Every call writes to a buffer. Only a value beyond 1000 changes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.tensor(1000.0))
+
+    def forward(self, x):
+        y = x / self.largest
+        self.largest.copy_(torch.maximum(self.largest, x.abs().max()))
+        return y
+
+
 class InAnIterator(nn.Module):
     """Its state is an object from C."""
 
@@ -364,7 +408,11 @@ REMEMBERS = {
     "in_a_closure": "calls", "InAnArgumentsDefault": "seen", "Hooked": "inner._forward_hooks",
     "Nested": "parts.0.size", "TransposedInPlace": "table",
 }  # fmt: skip
-ELSEWHERE = ("InAnIterator", "RandomOfPython", "OwnGenerator")
+ELSEWHERE = ("RandomOfPython", "OwnGenerator")
+ITERATORS = {
+    "InAnIterator": "counter", "Saturated": "counter", "InAGenerator": "factors",
+    "InAListsIterator": "factors",
+}  # fmt: skip
 CACHES = {
     "GridCache": "grid", "TableOfGrids": "grids", "LastInput": "last", "NewKeys": "parts",
     "Lazy": "layer.__class__,",
