@@ -45,7 +45,12 @@ def affordable_elements(graph: torch.fx.GraphModule, args: Sequence[torch.Tensor
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             graph(*(arg.clone() for arg in args))
     except Exception as error:  # any op's error
-        raise not_run(graph, args, error) from error
+        found = not_run(graph, args, error)
+        if found is not error:
+            raise found from error
+        with torch.no_grad():
+            graph(*(arg.clone() for arg in args))
+        return _TOGETHER  # the counter does not know an op, such as while_loop
     each = counter.get_total_flops() / max(sum(arg.numel() for arg in args), 1)
     return min(_TOGETHER, int(_FLOPS / each)) if each else _TOGETHER
 

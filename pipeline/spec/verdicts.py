@@ -94,10 +94,10 @@ ADVICE: Mapping[AdviceKind, str] = {
     ),
 }
 _TIES = (
-    "Values may tie there: argmax, argsort, sort and topk give equal values in any order. Return "
-    "the values in place of the indices, or use argsort or sort with stable=True. For a topk, take "
-    "the first k of torch.sort(x, descending=True, stable=True). Or compare with distinct values: "
-    "--inputs FILE"
+    "If argmax, argsort, sort or topk gives this output, values may tie: their order is open. "
+    "Return the values in place of the indices, or use argsort or sort with stable=True. For a "
+    "topk, take the first k of torch.sort(x, descending=True, stable=True). Or compare with "
+    "distinct values: --inputs FILE"
 )
 _WIDER = "auto, which keeps in float32 what needs it, or with tf32"
 _CLOSE = "If a comparison is close there, make the values that it compares an output"

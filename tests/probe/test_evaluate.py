@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.export.guards import Broken, broken_guards, nan_alone, unguarded
 from pipeline.export.tries import affordable_elements, tries
@@ -186,3 +187,18 @@ def test_nan_of_the_model_is_told_from_other_numbers() -> None:
     nan = unguarded(traced(lambda x: x * torch.nan))
     assert verdict(nan, lambda x: x * 1e-5, x, loose) == "differs"
     assert verdict(nan, lambda x: x * torch.nan, x, loose) == "agrees"
+
+
+def test_an_op_that_the_counter_does_not_know_counts_nothing() -> None:
+    class Loop(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loop = torch._higher_order_ops.while_loop
+            start = (torch.tensor(0), x)
+            return loop(lambda i, _: i < 5, lambda i, y: (i + 1, y * 1.5), start)[1]
+
+    x = torch.rand(1, 3, 17, 21)
+    dims = {a + 2: torch.export.Dim.DYNAMIC(min=d.min, max=d.max) for a, d in enumerate((H, W))}
+    program = torch.export.export(Loop(), (x,), dynamic_shapes=(dims,), strict=False)
+    with pytest.raises(TypeError, match="NotImplementedType"), FlopCounterMode(display=False):
+        unguarded(program)(x)
+    assert affordable_elements(unguarded(program), [x]) == 1 << 22
