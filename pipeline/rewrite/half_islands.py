@@ -2,7 +2,8 @@
 
 Some nodes have no choice and stay float32 in every recipe: nodes of custom ops, nodes with bodies
 (If, Loop, Scan), recurrent layers, ops without this type in ONNX, nodes that only make constants,
-and nodes with a constant that half precision cannot hold at all. `pipeline.rewrite.half_rules` has
+nodes with a constant that half precision cannot hold at all, and what divides by a value that such
+a constant keeps from 0 (`pipeline.rewrite.half_divisors`). `pipeline.rewrite.half_rules` has
 the rules for half precision without a recipe.
 """
 
@@ -20,6 +21,7 @@ import onnx
 from pipeline.errors import InputError
 from pipeline.graph.files import inner_nodes
 from pipeline.graph.origin import TOP, model_line_of, module_of, source_of
+from pipeline.rewrite.half_divisors import SmallValues
 from pipeline.rewrite.half_rules import (
     CONVERTS,
     STANDARD,
@@ -168,12 +170,15 @@ def choices_of(
     kind = HALVES[precision]
     opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
     values = Constants(constants, kind)
+    small = SmallValues(values, _least(kind), kind.largest)
     addresses, slots, sources = {}, {}, {}
     views = [view(node, dtypes, kind) for node in model.graph.node]
     ends = [_made_whole(node) for node in model.graph.node]
     before = leading_to(ends, views, frozenset(constants))
     for place, (node, seen) in enumerate(zip(model.graph.node, views, strict=True)):
         if not seen.outputs or not seen.inputs or values.follow(seen):
+            continue
+        if small.stays(node, seen):
             continue
         typed = all(name in dtypes for name in (*node.input, *node.output) if name)
         if not typed or seen.op in _RECURRENT or any(True for _ in inner_nodes(node)):
@@ -249,9 +254,13 @@ def _holds(node: onnx.NodeProto, seen: Node, values: Constants, kind: NarrowType
     numbers = [abs(a.f) for a in node.attribute if a.type == onnx.AttributeProto.FLOAT]
     if any(number > kind.largest for number in numbers if number != float("inf")):
         return False
-    least = kind.smallest * kind.eps / 2  # this and less becomes 0
     return all(
-        not magnitude or least < magnitude <= kind.largest
+        not magnitude or _least(kind) < magnitude <= kind.largest
         for name in seen.inputs
         for magnitude in values.magnitudes(name)
     )
+
+
+def _least(kind: NarrowType) -> float:
+    """Half precision makes 0 of this and less."""
+    return kind.smallest * kind.eps / 2

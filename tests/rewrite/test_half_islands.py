@@ -181,6 +181,50 @@ def test_small_constants_are_measured_not_forbidden() -> None:
     assert in_half(model, "fp16", EVERYTHING) == 2
 
 
+GUARDED = {
+    "a = Abs(x) b = Add(a, tiny) y = Div(x, b)": ["Add", "Div"],
+    "a = Abs(x) b = Max(a, tiny) c = Expand(b, shape) y = Div(x, c)": ["Max", "Expand", "Div"],
+    # the root is 3e-5, which float16 has
+    "a = Abs(x) b = Add(a, tiny) c = Sqrt(b) y = Div(x, c)": ["Add", "Sqrt"],
+    "a = Abs(x) b = Add(a, tiny) c = Mul(b, b) y = Div(x, c)": ["Add", "Mul", "Div"],
+    "a = Abs(x) b = Add(a, tiny) c = Reciprocal(b) y = Mul(x, c)": ["Add", "Reciprocal", "Mul"],
+    "a = Abs(x) b = Add(a, tiny) c = Div(one, b) y = Mul(x, c)": ["Add", "Div", "Mul"],
+    # the root is 1e-6, which float16 has, and its reciprocal is not
+    "a = Mul(x, x) b = Add(a, tinier) c = Sqrt(b) d = Reciprocal(c) y = Mul(x, d)": [
+        "Add",
+        "Sqrt",
+        "Reciprocal",
+        "Mul",
+    ],
+    "a = Abs(x) b = Add(a, small) c = Reciprocal(b) y = Mul(x, c)": ["Reciprocal", "Mul"],
+    "a = Abs(x) b = Add(a, small) y = Div(x, b)": [],
+    "a = Mul(x, x) b = Add(a, small) c = Sqrt(b) d = Reciprocal(c) y = Mul(x, d)": [],
+    "a = Relu(x) b = Add(a, tiny) c = Log(b) y = Mul(x, c)": ["Add", "Log"],
+    # near misses: nothing becomes infinite, or 0 in a divisor
+    "a = Abs(x) b = Add(a, tiny) y = Mul(x, b)": ["Add"],
+    "a = Add(x, one) b = Add(x, tiny) y = Div(b, one)": ["Add"],
+    "a = Abs(x) b = Add(a, tiny) c = Max(b, one) y = Div(x, c)": ["Add", "Max"],
+}
+
+
+@pytest.mark.parametrize(("body", "wide"), GUARDED.items())
+def test_what_divides_by_a_value_that_a_tiny_constant_keeps_from_0_stays_float32(
+    body: str, wide: list[str]
+) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y)
+        <float[1] tiny = {{1e-9}}, float[1] tinier = {{1e-12}}, float[1] small = {{1e-6}},
+        float[1] one = {{1}}, int64[1] shape = {{4}}> {{ {body} }}"""
+    )
+    plain = model.SerializeToString()
+    in_half(model, "fp16", EVERYTHING)
+    assert float_ops(model) == wide
+    feed = {"x": np.zeros(4, np.float32)}
+    (want,) = run_reference(plain, [feed])
+    (got,) = run_reference(rounded(model).SerializeToString(), [feed])
+    np.testing.assert_allclose(got["y"], want["y"], rtol=1e-3, atol=1e-7)
+
+
 def made_by(scopes: list[str], frames: list[tuple[str, int]]) -> onnx.NodeProto:
     node = onnx.helper.make_node("Pow", ["x"], ["y"], name="node_Pow_7")
     trace = "".join(f'File "{file}", line {line}, in forward\n' for file, line in frames)

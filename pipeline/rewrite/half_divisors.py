@@ -1,0 +1,82 @@
+"""Finds the values that a constant keeps from 0, and that half precision would make 0 or infinite.
+
+Example: ``x / (x.norm() + 1e-8)``. The Add stays float32, because float16 makes 0 of 1e-8. But it
+makes 0 of the sum too, so the division has to read the sum in float32. ``x * rsqrt(s + 1e-12)``
+needs the root's reciprocal in float32: 1e6 would be infinite. A comparison with random inputs does
+not show this, because the sum is almost never that small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx
+
+from pipeline.rewrite.half_rules import Constants, Node
+
+_ADDS = frozenset({"Add", "Clip", "Max", "Sub", "Where"})  # a constant in them keeps from 0
+_MOVES = frozenset(
+    {
+        "Abs", "Concat", "Expand", "Flatten", "Gather", "Identity", "Min", "ReduceMax", "ReduceMin",
+        "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+
+
+class SmallValues:
+    """The tensors of a graph that a small constant keeps from 0, and the reciprocals of such.
+
+    Args:
+        constants: The constants of the graph.
+        least: Half precision makes 0 of this and less.
+        largest: The largest number of half precision.
+    """
+
+    def __init__(self, constants: Constants, least: float, largest: float) -> None:
+        self._constants, self._least, self._small = constants, least, 1 / largest
+        self._found: dict[str, float] = {}  # the least magnitude by tensor, if it is small
+        self._infinite: set[str] = set()  # tensors that may be infinite in half precision
+
+    def stays(self, node: onnx.NodeProto, seen: Node) -> bool:
+        """True if a node must compute in float32. Call it for each node, in the graph's order."""
+        if not self._infinite.isdisjoint(seen.inputs):
+            self._infinite.update(seen.outputs if seen.op in _MOVES else ())
+            return True
+        found = [self._found[name] for name in seen.inputs if name in self._found]
+        constants = [m for name in seen.inputs for m in self._constants.magnitudes(name)]
+        small = [each for each in constants if 0 < each < self._small]
+        if small and seen.op in _ADDS and not found:
+            self._note(seen, min(small))
+            return min(small) <= self._least
+        return bool(found) and self._reads(node, seen, found, constants)
+
+    def _reads(
+        self, node: onnx.NodeProto, seen: Node, found: list[float], constants: list[float]
+    ) -> bool:
+        """The same for a node that reads small values."""
+        divides = seen.op == "Div" and node.input[1] in self._found
+        if seen.op in ("Pow", "Reciprocal") or (divides and node.input[0] in self._constants.made):
+            self._infinite.update(seen.outputs)
+            return True
+        combine = self._combination(seen)
+        if combine is not None:
+            self._note(seen, combine([*found, *constants]))
+        matters = divides or seen.op == "Log" or combine is not None
+        return matters and min(found) <= self._least
+
+    def _combination(self, seen: Node) -> Callable[[list[float]], float] | None:
+        """How the least magnitude of a result follows from those of the inputs; None if it may be 0
+        or is not known."""
+        known = all(name in self._found or name in self._constants.made for name in seen.inputs)
+        if seen.op == "Sqrt":
+            return lambda values: math.sqrt(values[0])
+        if seen.op in _MOVES:
+            return min
+        if seen.op in ("Clip", "Max"):
+            return max
+        return math.prod if seen.op == "Mul" and known else None
+
+    def _note(self, seen: Node, least: float) -> None:
+        if least < self._small:
+            self._found.update(dict.fromkeys(seen.outputs, least))
