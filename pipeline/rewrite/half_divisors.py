@@ -13,15 +13,11 @@ from collections.abc import Callable
 
 import onnx
 
-from pipeline.rewrite.half_rules import Constants, Node
+from pipeline.rewrite.half_rules import MOVE, Constants, Node
 
 _ADDS = frozenset({"Add", "Clip", "Max", "Sub", "Where"})  # a constant in them keeps from 0
-_MOVES = frozenset(
-    {
-        "Abs", "Concat", "Expand", "Flatten", "Gather", "Identity", "Min", "ReduceMax", "ReduceMin",
-        "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-    }
-)  # fmt: skip
+# a result may be the smallest of the inputs
+_MOVES = MOVE | {"Abs", "Gather", "Min", "ReduceMax", "ReduceMin"}
 
 
 class SmallValues:

@@ -52,7 +52,7 @@ _FOLLOW = frozenset(
 # ops of `_FOLLOW` that compute with all their inputs in the same way
 _ARITHMETIC = frozenset({"Add", "Max", "Min", "Mul", "Sub"})
 # ops that only move or choose values: constants in, constants out
-_MOVE = frozenset(
+MOVE = frozenset(
     {
         "Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze",
         "Tile", "Transpose", "Unsqueeze", "Where",
@@ -175,7 +175,7 @@ def plan(
 
 
 class Constants:
-    """Constants, and tensors that ops of `_MOVE` make from them."""
+    """Constants, and tensors that ops of `MOVE` make from them."""
 
     def __init__(self, constants: Mapping[str, Callable[[], np.ndarray]], kind: NarrowType) -> None:
         self._read, self._kind = constants, kind
@@ -187,7 +187,7 @@ class Constants:
         """True for a node that makes a constant. Its outputs then count as constants."""
         if all(name in self.made for name in node.outputs):
             return True
-        if node.op not in _MOVE or not node.inputs or not self.made.issuperset(node.inputs):
+        if node.op not in MOVE or not node.inputs or not self.made.issuperset(node.inputs):
             return False
         sources = tuple(dict.fromkeys(s for name in node.inputs for s in self._sources[name]))
         for name in node.outputs:

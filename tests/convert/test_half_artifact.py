@@ -221,8 +221,8 @@ def test_what_got_worse_is_told_without_a_gpu(net: Path) -> None:
 def test_another_precision_takes_it_away(net: Path) -> None:
     report = converted(net, WIDE)
     built = run_build(report.path, precision="tf32")
-    told = "the engine in fp16: this one replaces it. --gpu adds one beside it"
-    assert built.removed == (told,)
+    note = "the engine in fp16: this one replaces it. --gpu adds one beside it"
+    assert built.removed == (note,)
     assert run_build(report.path, precision="tf32").removed == ()
     assert "half.onnx" not in Artifact.open(report.path).manifest.files
     assert not (report.path / "half.onnx").exists()

@@ -354,7 +354,7 @@ def test_the_commands(cli: Run) -> None:
     assert cli("store", "gc", "store", "--grace", "-1")[0] == 2
 
 
-def test_what_tells_two_entries_of_a_model_apart(cli: Run) -> None:
+def test_ls_says_how_two_entries_of_a_model_differ(cli: Run) -> None:
     options = ["net.onnx", "--quick", "--store", "store"]
     for out, dim, more in (("a", "b=1:4:8", ()), ("b", "b=1:4:16", ("--precision", "tf32"))):
         assert cli("convert", *options, "--out", out, "--dim", dim, *more)[0] == 0
@@ -362,14 +362,14 @@ def test_what_tells_two_entries_of_a_model_apart(cli: Run) -> None:
     at = time.time()
     for file in Path("store", "entries").rglob("*.json"):  # the second one is used last
         os.utime(file, (at - 10 * (first in file.name),) * 2)
-    told = f"{first[:12]} differs from {second[:12]} in"
+    start = f"{first[:12]} differs from {second[:12]} in"
     code, output, _ = cli("store", "ls", "store")
     (line,) = (line for line in output.splitlines() if " differs from " in line)
-    assert code == 0 and line.startswith(told)
+    assert code == 0 and line.startswith(start)
     assert "precision tf32 -> fp32" in line and "16 -> 8" in line
     newest, other = json.loads(cli("store", "ls", "store", "--json")[1])["entries"]
     assert (newest["key"], newest["differs_from"], newest["differs_in"]) == (second, "", "")
-    assert other["differs_from"] == second and line == f"{told} {other['differs_in']}"
+    assert other["differs_from"] == second and line == f"{start} {other['differs_in']}"
     # an entry that was pushed by itself lacks the parts of its keys
     (entry,) = Path("store", "entries").rglob(f"*{first}.json")
     entry.unlink()

@@ -184,6 +184,9 @@ def test_small_constants_are_measured_not_forbidden() -> None:
 GUARDED = {
     "a = Abs(x) b = Add(a, tiny) y = Div(x, b)": ["Add", "Div"],
     "a = Abs(x) b = Max(a, tiny) c = Expand(b, shape) y = Div(x, c)": ["Max", "Expand", "Div"],
+    "a = Abs(x) b = Add(a, tiny) c = Greater(x, one) d = Where(c, x, b) y = Div(x, d)": [
+        "Add", "Where", "Div",
+    ],
     # the root is 3e-5, which float16 has
     "a = Abs(x) b = Add(a, tiny) c = Sqrt(b) y = Div(x, c)": ["Add", "Sqrt"],
     "a = Abs(x) b = Add(a, tiny) c = Mul(b, b) y = Div(x, c)": ["Add", "Mul", "Div"],
@@ -191,10 +194,7 @@ GUARDED = {
     "a = Abs(x) b = Add(a, tiny) c = Div(one, b) y = Mul(x, c)": ["Add", "Div", "Mul"],
     # the root is 1e-6, which float16 has, and its reciprocal is not
     "a = Mul(x, x) b = Add(a, tinier) c = Sqrt(b) d = Reciprocal(c) y = Mul(x, d)": [
-        "Add",
-        "Sqrt",
-        "Reciprocal",
-        "Mul",
+        "Add", "Sqrt", "Reciprocal", "Mul",
     ],
     "a = Abs(x) b = Add(a, small) c = Reciprocal(b) y = Mul(x, c)": ["Reciprocal", "Mul"],
     "a = Abs(x) b = Add(a, small) y = Div(x, b)": [],
@@ -204,7 +204,7 @@ GUARDED = {
     "a = Abs(x) b = Add(a, tiny) y = Mul(x, b)": ["Add"],
     "a = Add(x, one) b = Add(x, tiny) y = Div(b, one)": ["Add"],
     "a = Abs(x) b = Add(a, tiny) c = Max(b, one) y = Div(x, c)": ["Add", "Max"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "wide"), GUARDED.items())
