@@ -186,7 +186,7 @@ def test_stopwatch_adds_up_also_when_it_fails() -> None:
         with pytest.raises(ZeroDivisionError), watch("a"):
             time.sleep(0.01)
             1 / 0  # noqa: B018
-    assert 0.02 <= watch.seconds["a"] < 1
+    assert 0.02 <= watch.seconds["a"] < 10
 
 
 def test_peak_memory_is_of_the_stretch() -> None:
