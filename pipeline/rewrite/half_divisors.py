@@ -71,6 +71,8 @@ class SmallValues:
             return min
         if seen.op in ("Clip", "Max"):
             return max
+        if seen.op == "Add":
+            return math.fsum
         return math.prod if seen.op == "Mul" and known else None
 
     def _note(self, seen: Node, least: float) -> None:

@@ -190,6 +190,8 @@ GUARDED = {
     # the root is 3e-5, which float16 has
     "a = Abs(x) b = Add(a, tiny) c = Sqrt(b) y = Div(x, c)": ["Add", "Sqrt"],
     "a = Abs(x) b = Add(a, tiny) c = Mul(b, b) y = Div(x, c)": ["Add", "Mul", "Div"],
+    "a = Abs(x) b = Add(a, tiny) c = Add(b, b) y = Div(x, c)": ["Add", "Add", "Div"],
+    "a = Abs(x) b = Add(a, tiny) c = Add(a, b) y = Div(x, c)": ["Add", "Add", "Div"],
     "a = Abs(x) b = Add(a, tiny) c = Reciprocal(b) y = Mul(x, c)": ["Add", "Reciprocal", "Mul"],
     "a = Abs(x) b = Add(a, tiny) c = Div(one, b) y = Mul(x, c)": ["Add", "Div", "Mul"],
     # the root is 1e-6, which float16 has, and its reciprocal is not
