@@ -24,6 +24,7 @@ from pipeline.export.output_sizes import check_names, true_shapes
 from pipeline.export.padding import PaddedModule, add_padding
 from pipeline.export.symbols import SymbolNames, apply_names, output_shapes
 from pipeline.export.tolerance import with_tolerance
+from pipeline.export.torch_messages import advice
 from pipeline.export.trace import trace
 from pipeline.graph.ceil_pools import with_true_pools
 from pipeline.graph.files import is_outside, lightened, nodes_of
@@ -240,6 +241,7 @@ def _to_onnx(program: torch.export.ExportedProgram, spec: ModelSpec, path: Path)
         raise ExportError(
             f"model {spec.name}: torch.onnx.export: {cause}",
             detail=str(error),
+            do=advice(cause),
         ) from error
     model = onnx.load(path, load_external_data=False)
     add_functions(model)

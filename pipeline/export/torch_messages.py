@@ -146,6 +146,16 @@ _ADVICE = (
         "do not use NumPy in forward: for a tensor of sizes, use x.shape directly or .tolist() in "
         "place of .numpy(), and write other steps with torch",
     ),
+    (
+        r"functorch tensor|storage of TensorWrapper",
+        "do not use torch.func in forward: write the derivative, or the step per sample, as a "
+        "formula",
+    ),
+    (
+        r"found a fake tensor in the exported program constant's list",
+        "torch.export does not follow a step of forward. If forward computes a gradient "
+        "(torch.autograd.grad or backward), write the derivative as a formula",
+    ),
 )
 _PACKED = (
     "run the RNN over the padded batch, without pack_padded_sequence and pad_packed_sequence. "

@@ -13,6 +13,7 @@ from pipeline.spec.ranges import read_range
 from pipeline.spec.structure import Path, name_of
 from pipeline.spec.tensors import Input
 
+_NO_SHAPE = f"expected ':' and a shape; the form is {INPUT_FORM}"
 _PLACE = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]|\[(['\"])(.+?)\3\]")
 _MANY = re.compile(r"\[(\d+)\.\.(\d+)\]")
 _MOST_PARTS = 4096
@@ -200,7 +201,7 @@ def _parse_input(text: str, dims: Mapping[str, Dim]) -> tuple[Path, Input]:
     place, colon, rest = text.partition(":")
     path = _path(place, text)
     if not colon:
-        _point(text, len(text), f"expected ':' and a shape; the form is {INPUT_FORM}")
+        _point(text, len(text), _NO_SHAPE)
     shape_text, _, more = rest.partition(":")
     dtype, _, range_text = more.partition(":")
     shape = _shape(text, len(place) + 1, shape_text, dims)
@@ -221,6 +222,8 @@ def _path(place: str, text: str) -> Path:
     at = 0
     while at < len(place):
         match = _PLACE.match(place, at)
+        if not match and at and place[at] == "=":
+            _point(text, at, _NO_SHAPE)
         if not match:
             _point(text, at, "expected a name such as image, past[0] or batch.image")
         word, number, _, key = match.groups()

@@ -231,6 +231,37 @@ def test_a_way_that_is_up_to_the_data() -> None:
     assert "every size that was tried runs" in said(report, "dims")
 
 
+class Backward(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def energy(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).square().sum()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            z = x.detach().requires_grad_(True)
+            return torch.autograd.grad(self.energy(z), z)[0]
+
+
+class Derivative(Backward):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(self.energy)(x)
+
+
+class DerivativeOfSquare(Backward):  # fails in the exporter to ONNX, not in torch.export
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda z: z.square().sum())(self.layer(x))
+
+
+@pytest.mark.parametrize("model", [Backward, Derivative, DerivativeOfSquare])
+def test_a_gradient_in_forward(model: type[torch.nn.Module]) -> None:
+    spec = replace(of(torch.abs, shape=(Dim("n", 1, 2, 4), 8)), build=lambda _: model())
+    found, *_ = blocking(checked(spec), "nodes")
+    assert "write the derivative" in found.do
+
+
 def test_an_output_whose_size_is_up_to_the_data() -> None:
     report = checked(wide(torch.nonzero))
     (found,) = blocking(report)

@@ -128,6 +128,7 @@ def test_places_in_nested_arguments() -> None:
     ("text", "at", "words"),
     [
         ("image", 6, "expected ':' and a shape"),
+        ("image=1x3x{h}", 6, "expected ':' and a shape; the form is NAME:SIZExSIZE"),
         ("image:1x3x{h}y{h}", 14, "expected 'x' between sizes"),
         ("image:1x3x{h}x", 15, "expected a size after 'x'"),
         ("image:1x3x", 11, "expected a size after 'x'"),
