@@ -135,20 +135,25 @@ def _called(
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from pipeline.probe.fake_caches import FakeCaches
+
     under = under or contextlib.nullcontext()
     if values:
         args = example_args(inputs, seed, sizes)
         with under:
             return module(*args)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        args = tuple(
-            torch.empty(
-                shape_at(i.shape, sizes), dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            args = tuple(
+                torch.empty(
+                    shape_at(i.shape, sizes), dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype
+                )
+                for i in inputs
             )
-            for i in inputs
-        )
-        with under:
-            return module(*args)
+            with under:
+                return module(*args)
+    finally:
+        FakeCaches().clear()
 
 
 def call_module(module: torch.nn.Module, feed: Feed) -> Any:

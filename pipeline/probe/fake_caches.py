@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -21,11 +21,15 @@ _CONTAINERS = ("dict", "tuple", "list", "_lru_list_elem")
 
 
 class FakeCaches:
-    """The ``lru_cache`` caches of the process, to empty those with tensors without values."""
+    """The ``lru_cache`` caches of the process, to empty those with tensors without values.
+
+    An object looks for caches once, and again after an import.
+    """
+
+    _seen: ClassVar[dict[int, tuple[Any, Any]]] = {}  # each cache, and its counts at the last look
 
     def __init__(self) -> None:
         self._modules = 0
-        self._misses: dict[int, tuple[Any, int]] = {}
 
     def clear(self) -> None:
         """Empties each cache that has such a tensor; the others stay."""
@@ -33,14 +37,14 @@ class FakeCaches:
             self._modules = len(sys.modules)
             for found in gc.get_objects():
                 if type(found) is _CACHE:
-                    self._misses.setdefault(id(found), (found, 0))
-        for key, (cache, before) in self._misses.items():
-            misses = cache.cache_info().misses
-            if misses == before:
+                    self._seen.setdefault(id(found), (found, None))
+        for key, (cache, before) in self._seen.items():
+            counts = cache.cache_info()
+            if counts == before or not counts.currsize:
                 continue
             if _has_fakes(cache):
                 cache.cache_clear()
-            self._misses[key] = cache, cache.cache_info().misses
+            self._seen[key] = cache, cache.cache_info()
 
 
 def _has_fakes(cache: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 import types
 import zlib
 from collections import deque
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MISSING = object()
+_HOOKS = re.compile(r"(^|\.)_\w*hooks(_with_kwargs|_always_called)?$")  # dicts of a module
 _INSIDE = ("_modules", "_parameters", "_buffers", "__dict__")  # left out of an attribute's name
 
 
@@ -215,6 +217,12 @@ def _places(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The numbers, the iterators' positions and the other objects in a generator's variables."""
     for name, value in variables.items():
         yield name, repr(value) if isinstance(value, PLAIN) else position_of(value) or id(value)
+
+
+def content_at(path: str, value: Any) -> Any:
+    """The content of the value at a path. The keys of hooks are numbers that torch counts up."""
+    hooks = isinstance(value, dict) and _HOOKS.search(path)
+    return content([*value.values()] if hooks else value)
 
 
 def content(value: Any, depth: int = 8) -> Any:

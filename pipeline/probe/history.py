@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import ExportError, first_line
 from pipeline.probe.code_files import is_model_file
 from pipeline.probe.eager import example_args, flat_tensors, quiet
-from pipeline.probe.held_values import StateChange, content
+from pipeline.probe.held_values import StateChange, content_at
 from pipeline.probe.sample_sizes import dims_of, elements, examples
 from pipeline.probe.state import ModuleState
 from pipeline.spec.dims import Dim, kept_rules, sizes_text
@@ -93,7 +93,7 @@ class _Module:
             except Exception:
                 return None
             changes = self.state.changes()
-            contents = {path: content(change.value) for path, change in changes.items()}
+            contents = {path: content_at(path, c.value) for path, c in changes.items()}
             return _First(call, outputs, changes, contents)
 
     def changed_weights(self, call: _Call) -> dict[str, StateChange]:
@@ -159,7 +159,7 @@ def kept_values(
             if how := _apart(runs, one) or _apart(runs, one):
                 raise ExportError(_remembers(spec, runs, one, one, how, asked))
             again = {path: c for path, c in runs.state.changes().items() if path in asked}
-            other = [p for p, c in again.items() if content(c.value) != one.contents.get(p)]
+            other = [p for p, c in again.items() if content_at(p, c.value) != one.contents.get(p)]
         if other:
             where = runs.line(changed[other[0]], one.call)
             raise ExportError(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import torch
 
+from pipeline.convert.driver import run_export
+from pipeline.probe.eager import inner_sizes
 from pipeline.probe.torch_runner import TorchProbe
+from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
-from pipeline.spec.tensors import Input
+from pipeline.spec.model import Input, ModelSpec, Output
 
 
 def test_a_run_as_shapes_leaves_no_tensor_in_a_cache() -> None:
@@ -36,3 +40,25 @@ def test_a_run_as_shapes_leaves_no_tensor_in_a_cache() -> None:
         found = net(torch.zeros(size))
         assert type(found) is torch.Tensor and found.tolist()[0] == 0
     assert name.cache_info().currsize == 2  # the other caches stay
+
+
+def test_neither_does_a_look_at_sizes_or_a_trace(tmp_path: Path) -> None:
+    @functools.lru_cache(maxsize=8)
+    def steps(size: int) -> torch.Tensor:
+        return torch.arange(size).float()
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + steps(6)
+
+    net, inputs = Net(), (Input("x", (Dim("n", 2, 4, 8), 6)),)
+    assert inner_sizes(inputs, net, 0, {"n": 4})
+    assert steps.cache_info().currsize == 0
+    probe = TorchProbe(inputs, net, 0)
+    net(torch.zeros(2, 6))
+    assert probe.shapes({"n": 4}) is True  # with the cached tensor
+    steps.cache_clear()
+    inner_sizes(inputs, net, 0, {"n": 5})
+    assert steps.cache_info().currsize == 0  # also if an object counted as many misses before
+    run_export(Config(ModelSpec("m", lambda _: net, inputs, (Output("y"),)), out=tmp_path / "m"))
+    assert type(steps(6)) is torch.Tensor

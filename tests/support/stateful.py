@@ -356,6 +356,21 @@ class CachedFunction(nn.Module):
         return x + _grid(x.shape[-1])
 
 
+class HooksOnce(nn.Module):
+    """Adds a hook at its first call, as models of transformers do to collect hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+        self.hooked = False
+
+    def forward(self, x):
+        if not self.hooked:
+            self.inner.register_forward_hook(lambda *_: None)
+            self.hooked = True
+        return self.inner(x) * 2
+
+
 class LastInput(nn.Module):
     """Keeps its last input and never reads it."""
 
@@ -415,6 +430,6 @@ ITERATORS = {
 }  # fmt: skip
 CACHES = {
     "GridCache": "grid", "TableOfGrids": "grids", "LastInput": "last", "NewKeys": "parts",
-    "Lazy": "layer.__class__,",
+    "HooksOnce": "hooked,", "Lazy": "layer.__class__,",
 }  # fmt: skip
 NOTHING = ("Plain", "CachedFunction")
