@@ -222,10 +222,9 @@ def _path(place: str, text: str) -> Path:
     at = 0
     while at < len(place):
         match = _PLACE.match(place, at)
-        if not match and at and place[at] == "=":
-            _point(text, at, _NO_SHAPE)
         if not match:
-            _point(text, at, "expected a name such as image, past[0] or batch.image")
+            named = "expected a name such as image, past[0] or batch.image"
+            _point(text, at, _NO_SHAPE if at and place[at] == "=" else named)
         word, number, _, key = match.groups()
         path.append(int(number) if number else word or key)
         at = match.end()
