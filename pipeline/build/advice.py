@@ -95,7 +95,8 @@ ADVICE: tuple[Advice, ...] = (
         text=r"for Turing.*FP32 GEMM is not supported",
     ),
     Advice(
-        "this TensorRT is strongly typed: convert the whole module with .half(), or cast one input",
+        "this TensorRT is strongly typed: convert the whole module with .half(), or cast one input "
+        "to the type of the other, as int32 to int64",
         text=r"must have same input types|first input has type",
     ),
     Advice(

@@ -76,15 +76,11 @@ class ModelRuns:
                 pairs += dict.fromkeys(
                     [(run_names.EXPORTED, run_names.REWRITTEN), (base, run_names.REWRITTEN)]
                 )
-            if self.manifest.precision in HALVES and self._model.is_file():
-                half, precision = self.folder / HALF, cast(Precision, self.manifest.precision)
-                built = half.is_file()
-                if not built:
+            half = self._half_runner()
+            if half is not None:
+                if half.model.name != HALF:
                     notes.append(note("half-not-built"))
-                runner = HalfRunner(half if built else self._model, precision, not built)
-                if not built:
-                    runner = replace(runner, recipe=stored_recipe(self.folder))
-                runs[run_names.HALF] = self._collected(ground, runner)
+                runs[run_names.HALF] = self._collected(ground, half)
                 pairs.append((base, run_names.HALF))
         except RunFailed as error:
             raise explain.failed_run(
@@ -97,7 +93,28 @@ class ModelRuns:
             ) from error
         return pairs, notes
 
-    def measured(self, ground: Ground, runs: Runs) -> dict[str, Tolerance]:
+    def measure(
+        self, job: Job, plan: ComparisonPlan, ground: Ground, runs: Runs, quick: list[Note]
+    ) -> tuple[Job, list[Note]]:
+        """Measures the tolerances, and compares the models at random sizes if `quick` is empty.
+
+        If they differ there, the tolerances are measured again with these sizes: rounding alone may
+        be larger there.
+
+        Returns:
+            The job with its tolerances, and `quick` or a note on the number of sizes.
+
+        Raises:
+            CompareError: A run failed.
+        """
+        job = replace(job, measured=self._measured(ground, runs))
+        planned = len(plan.run)
+        notes = quick or self._run_at_random_sizes(job, plan, ground, runs)
+        if len(plan.run) > planned:
+            job = replace(job, measured=self._measured(ground, runs))
+        return job, notes
+
+    def _measured(self, ground: Ground, runs: Runs) -> dict[str, Tolerance]:
         """Measures the tolerance of an engine in tf32 or half precision; see `rounding_tolerances`.
 
         Returns:
@@ -117,7 +134,7 @@ class ModelRuns:
             self._model, precision, interface.outputs, interface.tolerances(), ground.feeds,
         )  # fmt: skip
 
-    def run_at_random_sizes(
+    def _run_at_random_sizes(
         self, job: Job, plan: ComparisonPlan, ground: Ground, runs: Runs
     ) -> list[Note]:
         """Compares the models at random sizes, see `pipeline.compare.random_sizes`.
@@ -134,6 +151,9 @@ class ModelRuns:
         runners = self._runners()
         if runners[0].name != self.manifest.reference:  # only its stored outputs are there
             return []
+        half = self._half_runner()
+        if half is not None:
+            runners.append(half)
         before = (stage.seconds for stage in self.manifest.stages if stage.name != "compare")
         for place, point in enumerate(plan.run):
             ran = {runner.name: runs[runner.name][place] for runner in runners}
@@ -173,6 +193,15 @@ class ModelRuns:
         if self._model.is_file() and hash_file(self._model) != hash_file(exported):
             runners.append(OnnxRunner(self._model, run_names.REWRITTEN))
         return runners
+
+    def _half_runner(self) -> HalfRunner | None:
+        """Runs half.onnx, or model.onnx in half precision before the build; None for others."""
+        if self.manifest.precision not in HALVES or not self._model.is_file():
+            return None
+        half, precision = self.folder / HALF, cast(Precision, self.manifest.precision)
+        if half.is_file():
+            return HalfRunner(half, precision)
+        return HalfRunner(self._model, precision, True, recipe=stored_recipe(self.folder))
 
     def _sample(self, sizes: Mapping[str, int]) -> Feed:
         return self.manifest.interface.sample(sizes, self.seed)

@@ -202,6 +202,8 @@ def outputs(
             first = first_line(error).rstrip(".")
             text = "\n".join([*messages.errors, str(error)])
             hint = f". {ADVICE['limit-inputs']}" if name == TORCH else ""
+            if "NOT_IMPLEMENTED" in first:
+                hint = f". {ADVICE['no-kernel']}"
             message = f"{name} fails at {point}: {first}{hint}"
             raise RunFailed(message, run=name, point=number, detail=text) from error
         yield found

@@ -131,11 +131,8 @@ def compare_artifact(
     ground = Ground(plan.run, feeds, announce, watch)
     models = ModelRuns(folder, manifest, reference, options.seed, options.memory)
     pairs, notes = models.run(ground, runs)
-    job = replace(job, measured=models.measured(ground, runs))
-    notes += [
-        *input_notes(manifest.interface),
-        *(_quick(job, options, plan) or models.run_at_random_sizes(job, plan, ground, runs)),
-    ]
+    job, found = models.measure(job, plan, ground, runs, _quick(job, options, plan))
+    notes += [*input_notes(manifest.interface), *found]
     with watch("batch rows"):
         batch, checks, forgiven, unasked = _rows_of_models(
             folder, manifest, plan, job, reference, options.seed

@@ -21,9 +21,6 @@ from pipeline.spec.tensors import End
 if TYPE_CHECKING:
     import torch
 
-# errors of a run that random integers may cause
-_BY_VALUES = re.compile("index out of range|out of bounds", re.IGNORECASE)
-
 
 @dataclass(frozen=True)
 class Applied:
@@ -372,8 +369,7 @@ def constraint_error(
     }
     if multiples and spec.padding is None and len(multiples) == len(rules):
         ways.append(f"padding=Padding({multiples}) to pad every size inside the engine")
-    values = any(rule.failed and _BY_VALUES.search(rule.failed.error) for rule in rules)
-    hint = by_values(spec) if values else ""
+    hint = by_values(spec) if any(rule.values_hint for rule in rules) else ""
     how = f"by running the model: {found.words}" if found else ""
     text = "; or ".join(["; ".join(map(str, rules)), *ways])
     advice = [*(f"Or {way}" for way in ways), hint.lstrip(". "), how and f"Found {how}"]

@@ -1,9 +1,12 @@
-"""Finds the values that a constant keeps from 0, and that half precision would make 0 or infinite.
+"""Finds the values that half precision makes 0 or infinite because of a constant.
 
 Example: ``x / (x.norm() + 1e-8)``. The Add stays float32, because float16 makes 0 of 1e-8. But it
 makes 0 of the sum too, so the division has to read the sum in float32. ``x * rsqrt(s + 1e-12)``
 needs the root's reciprocal in float32: 1e6 would be infinite. A comparison with random inputs does
 not show this, because the sum is almost never that small.
+
+A constant that is too large is the same at the other end. ``scores + (1 - mask) * -1e9`` is -inf in
+float16, and NaN after a softmax of a row that is wholly masked: the softmax stays float32.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ import onnx
 
 from pipeline.rewrite.half_rules import MOVE, Constants, Node
 
+_SUMS = frozenset({"Add", "Sub"})
 _ADDS = frozenset({"Add", "Clip", "Max", "Sub", "Where"})  # a constant in them keeps from 0
+_REACHES = _SUMS | {"Mul", "Where"}  # with a constant that is too large, a result may be too
 # a result may be the smallest of the inputs
 _MOVES = MOVE | {"Abs", "Gather", "Min", "ReduceMax", "ReduceMin"}
 
 
 class SmallValues:
-    """The tensors of a graph that a small constant keeps from 0, and the reciprocals of such.
+    """The tensors of a graph that a small constant keeps from 0, the reciprocals of such, and those
+    that a large constant makes infinite.
 
     Args:
         constants: The constants of the graph.
@@ -37,10 +43,13 @@ class SmallValues:
     def stays(self, node: onnx.NodeProto, seen: Node) -> bool:
         """True if a node must compute in float32. Call it for each node, in the graph's order."""
         if not self._infinite.isdisjoint(seen.inputs):
-            self._infinite.update(seen.outputs if seen.op in _MOVES else ())
+            self._infinite.update(seen.outputs if seen.op in _MOVES | _SUMS else ())
             return True
         found = [self._found[name] for name in seen.inputs if name in self._found]
         constants = [m for name in seen.inputs for m in self._constants.magnitudes(name)]
+        if max(constants, default=0) * self._small > 1 and seen.op in _REACHES:
+            self._infinite.update(seen.outputs)
+            return True
         small = [each for each in constants if 0 < each < self._small]
         if small and seen.op in _ADDS and not found:
             self._note(seen, min(small))

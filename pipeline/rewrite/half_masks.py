@@ -73,7 +73,8 @@ class _Masks:
             added = self._makers.get(low)
             terms = list(added.input) if added is not None and added.op_type == "Add" else []
             is_sum = scores in terms and any(self._is_low(term) for term in terms)
-            if (self._is_low(low) or is_sum) and self._is_score(scores) and self._ends(node):
+            found = is_sum or self._is_low(low, self._low)
+            if found and self._is_score(scores) and self._ends(node):
                 node.input[place] = self._lowest(node)
                 return True
         return False
@@ -96,9 +97,9 @@ class _Masks:
                 return True
         return False
 
-    def _is_low(self, name: str) -> bool:
+    def _is_low(self, name: str, most: float = _LOW) -> bool:
         value = self._number(name)
-        return value is not None and -np.inf < value <= _LOW and value != self._low
+        return value is not None and -np.inf < value <= most and value != self._low
 
     def _is_zero(self, name: str) -> bool:
         return self._number(name) == 0

@@ -7,6 +7,7 @@ This module imports neither torch nor onnx, because a runtime reads rules in a m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -58,6 +59,9 @@ Obstacle = Literal[
 ]
 
 _LISTED = 6  # sizes in a list
+# errors of a run that random integers may cause
+_BY_VALUES = re.compile("index out of range|out of bounds|ZeroDivision|division by zero", re.I)
+_VALUES_HINT = ". If the values of integer inputs cause this, pass --range NAME=LOW..HIGH"
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,11 @@ class Rule:
     def advice(self) -> str:
         """What to do: a phrase that starts with ``declare``, or to correct the model."""
         return FAULT_ADVICE if self._fault else f"declare {self.declaration()}"
+
+    @property
+    def values_hint(self) -> str:
+        """What else to try if random integers may have caused the failure; or an empty text."""
+        return _VALUES_HINT if self.failed and _BY_VALUES.search(self.failed.error) else ""
 
     def declaration(self) -> str:
         """What to declare in place of the dim, or which rule to add."""

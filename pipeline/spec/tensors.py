@@ -159,7 +159,8 @@ class Input:
             hint = f" (a numpy name: {known!r})" if known != str(self.dtype) else hint
             raise InputError(f"{self.name}: unknown dtype {self.dtype!r}{hint}") from error
         if dtype.kind not in "biuf":
-            raise InputError(f"{self.name}: dtype {self.dtype!r} is not a number or bool")
+            hint = "; declare it float32" if str(self.dtype) == "bfloat16" else ""
+            raise InputError(f"{self.name}: dtype {self.dtype!r} is not a number or bool{hint}")
         self._check_range(dtype)
         if self.values is not None:
             self._check_values(self.values)

@@ -63,6 +63,7 @@ AdviceKind = Literal[
     "beyond-rounding",
     "rounding-hides",
     "rounding-picks",
+    "no-kernel",
 ]
 ADVICE: Mapping[AdviceKind, str] = {
     "limit-inputs": (
@@ -92,12 +93,17 @@ ADVICE: Mapping[AdviceKind, str] = {
         "comparison picks others: build the engine with --precision {wider}. Or return the values "
         "that are compared, such as scores, and pick in your program"
     ),
+    "no-kernel": (
+        "ONNX Runtime can't compute this type on a CPU. If the model calls .bfloat16() or .half(), "
+        "or has an autocast, leave that out, and choose the type of the engine with --precision"
+    ),
 }
 _TIES = (
     "If argmax, argsort, sort or topk gives this output, values may tie: their order is open. "
     "Return the values in place of the indices, or use argsort or sort with stable=True. For a "
     "topk, take the first k of torch.sort(x, descending=True, stable=True). Or compare with "
-    "distinct values: --inputs FILE"
+    "distinct values: --inputs FILE. If round or a cast gives it, a value may be at a step: return "
+    "the value before the rounding, and round in your program"
 )
 _WIDER = "auto, which keeps in float32 what needs it, or with tf32"
 _CLOSE = "If a comparison is close there, make the values that it compares an output"

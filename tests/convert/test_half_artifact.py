@@ -108,6 +108,56 @@ def test_a_fault_is_beyond_the_measured_tolerance(net: Path) -> None:
     assert re.search(r"y of half against exported at .*--precision auto.*--engine-tol.*by up", text)
 
 
+def broken_at(artifact: Path, height: int) -> None:
+    """Adds 1 to the output y of half.onnx at one height."""
+    half = onnx.load(artifact / "half.onnx")
+    for node in half.graph.node:
+        node.output[:] = ["y_before" if name == "y" else name for name in node.output]
+        node.input[:] = ["y_before" if name == "y" else name for name in node.input]
+    body = onnx.parser.parse_graph(
+        f"""g (float[b,3,h,w] x, float[b,8,h,w] y_before) => (float[b,8,h,w] y)
+        <int64 two = {{2}}, int64 at = {{{height}}}>
+        {{ s = Shape(x) n = Gather(s, two) e = Equal(n, at) f = Cast<to = 1>(e)
+        y = Add(y_before, f) }}"""
+    )
+    half.graph.initializer.extend(body.initializer)
+    half.graph.node.extend(body.node)
+    onnx.save(half, artifact / "half.onnx")
+    refinish(artifact)
+
+
+def test_a_fault_at_a_size_that_is_not_planned_is_found(net: Path) -> None:
+    report = converted(net)
+    info = report.manifest.comparison
+    assert info is not None and all(point.sizes["h"] != 14 for point in info.points)
+    broken_at(report.path, 14)
+    again = verify(report.path)
+    assert not again.ok and again.manifest.comparison is not None
+    points = again.manifest.comparison.points
+    failed = [p for p in points if not all(result.passed for result in p.results)]
+    assert {(point.label, point.sizes["h"]) for point in failed} == {("random", 14)}
+
+
+def test_the_tolerance_is_measured_again_with_the_random_sizes_that_exceed_it(
+    net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding alone may be larger there."""
+    counts: list[int] = []
+
+    def wide(*args: Any) -> dict[str, Tolerance]:
+        counts.append(len(args[3].points))
+        assert len(args[3].feeds) == counts[-1]
+        return {"y": WIDE, "mean": WIDE}
+
+    monkeypatch.setattr("pipeline.compare.model_runs.rounding_tolerances", wide)
+    monkeypatch.setattr("pipeline.compare.random_sizes.agree", lambda *_: False)
+    report = converted(net)
+    assert report.ok and report.manifest.comparison is not None
+    assert counts == [counts[0], counts[0] + 2]
+    labels = [point.label for point in report.manifest.comparison.points]
+    assert labels.count("random") == 2
+
+
 def test_what_exceeds_the_measured_tolerance_is_kept_and_marked(
     net: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:

@@ -227,6 +227,38 @@ def test_what_divides_by_a_value_that_a_tiny_constant_keeps_from_0_stays_float32
     np.testing.assert_allclose(got["y"], want["y"], rtol=1e-3, atol=1e-7)
 
 
+COVERED = {
+    # a mask of 0 covers all keys; -1e9 is -inf in float16
+    "m = Mul(x, far) b = Add(s, m) y = Softmax(b)": ["Mul", "Add", "Softmax"],
+    "m = Mul(x, far) d = Identity(m) b = Sub(s, d) y = Softmax(b)": [
+        "Mul", "Identity", "Sub", "Softmax",
+    ],
+    "c = Greater(x, zero) m = Where(c, far, zero) b = Add(m, s) y = Softmax(b)": [
+        "Where", "Add", "Softmax",
+    ],
+    # near misses: float16 holds the number; what reads the softmax is half again
+    "m = Mul(x, near) b = Add(s, m) y = Softmax(b)": [],
+    "m = Mul(x, far) b = Add(s, m) p = Softmax(b) y = Add(p, s)": ["Mul", "Add", "Softmax"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "wide"), COVERED.items())
+def test_a_softmax_of_a_row_that_a_large_constant_covers_stays_float32(
+    body: str, wide: list[str]
+) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, float[4] s) => (float[4] y)
+        <float[1] far = {{-1e9}}, float[1] near = {{-8}}, float[1] zero = {{0}}> {{ {body} }}"""
+    )
+    plain = model.SerializeToString()
+    in_half(model, "fp16", EVERYTHING)
+    assert float_ops(model) == wide
+    feed = {"x": np.ones(4, np.float32), "s": np.linspace(-2, 2, 4, dtype=np.float32)}
+    (want,) = run_reference(plain, [feed])
+    (got,) = run_reference(rounded(model).SerializeToString(), [feed])
+    np.testing.assert_allclose(got["y"], want["y"], atol=2e-2)
+
+
 def made_by(scopes: list[str], frames: list[tuple[str, int]]) -> onnx.NodeProto:
     node = onnx.helper.make_node("Pow", ["x"], ["y"], name="node_Pow_7")
     trace = "".join(f'File "{file}", line {line}, in forward\n' for file, line in frames)

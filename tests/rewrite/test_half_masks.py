@@ -12,6 +12,7 @@ from pipeline.rewrite.half import in_half, rounded
 LOW = "{-3.4028234663852886e38}"
 FORMS = {
     "selected": "s = Where(on, a, low) p = Softmax(s)",
+    "selected, a number that float16 makes -inf": "s = Where(on, a, far) p = Softmax(s)",
     "selected from a sum": "b = Add(a, low) s = Where(on, a, b) p = Softmax(s)",
     "the other way round": "off = Not(on) b = Add(low, a) s = Where(off, b, a) p = Softmax(s)",
     "added": "m = Where(on, z, low) s = Add(a, m) p = Softmax(s)",
@@ -33,7 +34,8 @@ def model_of(body: str, outputs: str = "float[n,4,4] y") -> onnx.ModelProto:
     return onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> '
         f"g (float[n,4,4] x, bool[n,4,4] on) => ({outputs}) "
-        f"<float low = {LOW}, float z = {{0}}, float[4] lows = {{-1e38, -2e38, -1e38, -1e38}}> "
+        f"<float low = {LOW}, float far = {{-1e9}}, float z = {{0}}, "
+        "float[4] lows = {-1e38, -2e38, -1e38, -1e38}> "
         f"{{ a = MatMul(x, x) {body} y = MatMul(p, x) }}"
     )
 

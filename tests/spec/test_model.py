@@ -110,6 +110,7 @@ def test_input_refuses_what_can_not_be() -> None:
         (("x", (0, H)), "x axis 0: size 0 must be at least 1"),
         (("x", (H,), "float33"), "x: unknown dtype 'float33'"),
         (("x", (H,), "str"), "is not a number or bool"),
+        (("x", (H,), "bfloat16"), "float32"),
         (("x", (H,), "uint8"), "x: low=-1.0, high=1.0 is not a range of uint8"),
         (("x", (H,), "int64", 3, 3), "x: low=3 must be less than high=3"),
         (("x", (H,), "float32", 0, float("nan")), "x: low=0 must be less"),

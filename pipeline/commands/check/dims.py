@@ -88,6 +88,7 @@ def _finding(spec: ModelSpec, rule: Rule, *, own: bool) -> Finding:
         do += ", or set auto=True on the Dim"
         if new.multiple_of > 1 and not new.offset and spec.padding is None:
             do += f', or set padding=Padding({{"{rule.dim}": {new.multiple_of}}})'
+        do += rule.values_hint
     return replace(rule_finding(rule), do=do, blocks=not own)
 
 

@@ -142,7 +142,9 @@ def _positive(b: Any, sign: str) -> Any:
         return b
     if least == 0 and not isinstance(b, int):
         return op.Max(b, op.Constant(value_int=1))
-    raise ExportError(f"{sign} by a size that may be negative, as far as is known")
+    raise ExportError(
+        f"{sign} by a negative number, or by a size that may be negative as far as is known"
+    )
 
 
 def _scalar(value: Any) -> Value:

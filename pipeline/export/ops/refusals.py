@@ -8,6 +8,7 @@ the op that the model calls and the line (torch 2.13; `from_node` and `stack_tra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +35,9 @@ _INSTEAD: dict[str, str] = {
     "aten.linalg_qr": _OUTSIDE,
     "aten.linalg_solve_triangular": "use torch.linalg.solve for 4x4 or smaller; otherwise "
     + _OUTSIDE,
+    "and_": "for a size, use n % 2**k in place of n & (2**k - 1)",
+    "lshift": "for a size, use n * 2**k in place of n << k",
+    "rshift": "for a size, use n // 2**k in place of n >> k",
     "aten.kthvalue": "use torch.topk(x, k, dim, largest=False), and take its last value",
     "aten.nanmedian": "replace the NaNs (torch.nan_to_num), and use median",
     "aten.bernoulli": _RANDOM,
@@ -46,6 +50,11 @@ _INSTEAD: dict[str, str] = {
     "prims.normal": _RANDOM,
     "prims.uniform": _RANDOM,
 }
+_PARAMETRIZED = (
+    "keep the weight that the parametrization makes: "
+    "torch.nn.utils.parametrize.remove_parametrizations(module, name) before the conversion"
+)
+_PARAMETRIZATIONS = f"{Path('torch/nn/utils/parametrizations.py')}:"
 _NO_TRANSLATION = "it has no translation to ONNX"
 _ELSE = "write this step with other ops, or end the model before it and do the rest outside"
 
@@ -91,6 +100,8 @@ def _refused(
     at = f" at {place}" if place else ""
     names = _name(node.target), called
     instead = first + next((_INSTEAD[n] for n in names if n in _INSTEAD), _ELSE)
+    if _PARAMETRIZATIONS in place:
+        instead = _PARAMETRIZED
     text = f"can't be exported: {why}"
     return ExportError(
         f"{called}{at} {text}",

@@ -36,7 +36,7 @@ from pipeline.export.exchange import Exchange
 from pipeline.export.ops.extremes import WITH_BOUNDS
 from pipeline.export.torch_2_13.writes import NotSimpleError, without_writes
 
-_aten = torch.ops.aten
+_aten, _prims = torch.ops.aten, torch.ops.prims
 _Table = Mapping[Any, Callable[..., Any]]
 # what an op inherits from the op that it comes from
 _META = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "custom")
@@ -300,9 +300,25 @@ def _promoted(self: Any, node: Node) -> Any:
     if not (isinstance(noted, torch.Tensor) and isinstance(found, torch.Tensor)):
         return found
     if noted.dtype != found.dtype:
+        _name_the_cast(node)
         return found
     node.meta["val"] = noted
     return noted
+
+
+def _name_the_cast(node: Node) -> None:
+    """Gives an output's name to the cast behind a node that now computes in float32.
+
+    A sum of float16 is an example. The signature of the program knows outputs by their names, and
+    torch leaves the name to the node.
+    """
+    users = [*node.users]
+    if len(users) != 1 or users[0].target is not _prims.convert_element_type.default:
+        return
+    if any(user.op == "output" for user in users[0].users):
+        name = node.name
+        node.name = f"{name}_wide"
+        users[0].name = name
 
 
 def _promoted_if_needed(self: Any, node: Node) -> Any:

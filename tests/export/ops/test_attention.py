@@ -63,6 +63,15 @@ GUARDED = {
         lambda q, m, _: attend(q, q[:, :2], q[:, :2], m, enable_gqa=True),
         MASK,
     ),
+    "five axes": (lambda q, m, _: attend(q[None], q[None], q[None], m), MASK),
+    "a mask with five axes": (
+        lambda q, m, _: attend(q[:, None], q[:, None], q[:, None], m.expand(2, 1, 4, 3, 3)),
+        MASK,
+    ),
+    "a mask with five axes, of which some are 1": (
+        lambda q, m, _: attend(q[:, None], q[:, None], q[:, None], m[None, None, None]),
+        MASK,
+    ),
     "without a batch": (lambda q, m, _: attend(q[0], q[0], q[0], m), MASK),
 }
 

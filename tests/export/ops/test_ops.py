@@ -301,6 +301,9 @@ RIGHT = {
     "grouped queries": lambda x: functional.scaled_dot_product_attention(
         torch.cat([x, x], 1), x, x, enable_gqa=True
     ),
+    "attention with five axes": lambda x: functional.scaled_dot_product_attention(
+        x[:, None], x[:, None], x[:, None], x.mean(1)[:, None, None, :, :1] > 0
+    ),
     "mask with a row to attend to": lambda x: functional.scaled_dot_product_attention(
         x, x, x, attn_mask=torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).tril()
     ),

@@ -106,6 +106,18 @@ def test_a_layer_that_forward_makes(tmp_path) -> None:
     assert error.line.endswith("layer = torch.nn.Linear(4, 4)")
 
 
+def test_a_parametrized_weight(tmp_path) -> None:
+    layer = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(4, 4)).eval()
+    with torch.no_grad():
+        expected = layer(random(3, 4))
+    error = refused(tmp_path, layer, random(3, 4))
+    assert "remove_parametrizations(module, name)" in str(error)
+    torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    export_op(layer, [random(3, 4)], tmp_path / "m.onnx", [[0]])
+    compare_op(layer, tmp_path / "m.onnx", [random(5, 4)], near=1e-5)
+    torch.testing.assert_close(layer(random(3, 4)), expected)
+
+
 def grouped(x):
     """Rows 0 and 1 by the first matrix, the others by the second."""
     weights = torch.arange(2 * 4 * 3, dtype=torch.float32).reshape(2, 4, 3) / 9
@@ -115,6 +127,9 @@ def grouped(x):
 
 
 REPLACED = {
+    "and_": (lambda x: x[: x.shape[0] & 3], lambda x: x[: x.shape[0] % 4]),
+    "lshift": (lambda x: x + (x.shape[0] << 2), lambda x: x + x.shape[0] * 4),
+    "rshift": (lambda x: x[: x.shape[0] >> 1], lambda x: x[: x.shape[0] // 2]),
     "aten.kthvalue": (
         lambda x: torch.kthvalue(x, 3, 1)[0],
         lambda x: torch.topk(x, 3, 1, largest=False)[0][:, -1],

@@ -12,6 +12,8 @@ from pipeline.export.export import export
 from pipeline.export.ops import selections
 from pipeline.spec.dims import Dim
 
+aten = torch.ops.aten
+
 
 def diagonal(x):
     m = torch.zeros(x.shape[0], x.shape[0], dtype=torch.bool)
@@ -34,7 +36,24 @@ BOOLEANS = {
     "fill_diagonal_": diagonal,
     "in place": in_place,
 }
+
+
+def put(x):
+    y = x.clone()
+    y[places(x)] = 7.0
+    return y.index_put((places(x),), x[:1], accumulate=True)
+
+
+def places(x):
+    """0 for each row, as int32."""
+    return (x[:, 0] > 9).int()
+
+
 NUMBERS = {
+    "an index of int32": lambda x: x[places(x)],
+    "an index of int32 in the second axis": lambda x: x[:, places(x)],
+    "indices of int32 and int64": lambda x: x[places(x), places(x).long()],
+    "int32 in a write": put,
     "where": lambda x: torch.where(x > 0, x, -x),
     "where of a boolean and a float": lambda x: torch.where(x > 0, x, x < -0.5),
     "where of integers": lambda x: torch.where(x > 0, (9 * x).int(), 3),
@@ -61,6 +80,14 @@ def test_booleans(tmp_path, name) -> None:
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers(tmp_path, name) -> None:
     compare(NUMBERS[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if "int32" in name])
+def test_without_it_an_index_of_int32_makes_an_invalid_file(tmp_path, monkeypatch, name) -> None:
+    for target in (aten.index.Tensor, aten.index_put.default):
+        monkeypatch.delitem(selections.TRANSLATIONS, target)
+    with pytest.raises(Exception, match=r"int32|ScatterND|GatherND"):
+        compare(NUMBERS[name], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["where", "masked_fill"])

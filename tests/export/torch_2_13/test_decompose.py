@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from op_exports import compare_op, export_op
 from torch import nn
 from torch.nn import functional
 from torch.onnx._internal.exporter import _fx_passes
@@ -235,6 +237,20 @@ def test_a_loaded_program_does_not_tell_who_shares_memory(what: Any) -> None:
 def run_on(file: bytes, x: torch.Tensor) -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(file)
     return session.run(None, {session.get_inputs()[0].name: x.numpy()})
+
+
+HALF = {
+    "a sum": lambda x: x.half().sum(0),
+    "a maximum and a running sum": lambda x: (x.half().amax(1), x.half().cumsum(0)),
+    "a sum that is read, too": lambda x: (x.half().sum(0), x.half().sum(0) * 2),
+    "the same twice": lambda x: [x.half().sum(0)] * 2,
+}
+
+
+@pytest.mark.parametrize("what", HALF)
+def test_an_output_that_torch_sums_in_float32_stays_float16(tmp_path: Path, what: str) -> None:
+    export_op(HALF[what], [torch.randn(3, 4)], tmp_path / "m.onnx")
+    compare_op(HALF[what], tmp_path / "m.onnx", [torch.randn(5, 7)], near=5e-3)
 
 
 def test_torchs_functions_are_put_back() -> None:
