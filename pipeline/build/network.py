@@ -63,7 +63,7 @@ class OpenNetwork:
         return found or [ParserError("no reason given", "no reason given")]
 
 
-def open_network(trt: Any, target: Target, logger: Any = None) -> OpenNetwork:
+def open_network(trt: Any, target: Target, logger: Any = None, builder: Any = None) -> OpenNetwork:
     """Makes an empty network of the target's kind, without Polygraphy.
 
     Args:
@@ -71,6 +71,7 @@ def open_network(trt: Any, target: Target, logger: Any = None) -> OpenNetwork:
         target: A strongly typed target gets a strongly typed network, whose precision comes from
             the ONNX graph only.
         logger: Gets TensorRT's messages; by default only internal errors are printed.
+        builder: A builder to use again; `logger` is then its logger.
 
     Raises:
         InputError: This TensorRT makes no builder on this machine. All but TensorRT-RTX need a GPU.
@@ -80,7 +81,7 @@ def open_network(trt: Any, target: Target, logger: Any = None) -> OpenNetwork:
         flags |= 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     logger = trt.Logger(trt.Logger.INTERNAL_ERROR) if logger is None else logger
     try:
-        builder = trt.Builder(logger)
+        builder = trt.Builder(logger) if builder is None else builder
     except TypeError:  # the bindings' word for "TensorRT made none"
         gpu = find_gpu()
         why = f"it needs a GPU, and {gpu}" if isinstance(gpu, str) else "its log says why"

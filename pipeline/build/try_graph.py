@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from pipeline.build import layer_types
-from pipeline.build.network import ParserError, open_network
+from pipeline.build.network import OpenNetwork, ParserError, open_network
 from pipeline.graph.session import run_reference
 from pipeline.machine.child import Child, ChildDied
 from pipeline.machine.gpu import why_not
@@ -29,6 +29,9 @@ from pipeline.spec.tensors import Feed, Precision
 
 # the allowed error after several products in half precision, as a share of the largest value
 _NEAR: Mapping[str, float] = {"fp16": 2e-2, "bf16": 0.16}
+_NO_ENGINE = "TensorRT returned no engine"
+# the builder and its logger; TensorRT 8.6 takes seconds to make one
+_builders: dict[Target, tuple[Any, Any]] = {}
 Verdict = Literal["parse", "build", "crash", "sizes", "numbers", "builds", "right"]
 
 
@@ -102,7 +105,7 @@ def static_sizes(
         ):
             dim.Clear()
             dim.dim_value = int(size)
-    opened = open_network(trt, target)
+    opened = _opened(trt, target)
     if errors := opened.parse(fixed.SerializeToString(), path):
         return _reasons(errors)
     outputs = [opened.network.get_output(n) for n in range(opened.network.num_outputs)]
@@ -120,8 +123,7 @@ def _attempt(
         copy = onnx.load_from_string(model_bytes)
         in_half(copy, precision)
         parsed = copy.SerializeToString()
-    logger = _last_error_log(trt)
-    opened = open_network(trt, target, logger)
+    opened = _opened(trt, target)
     if errors := opened.parse(parsed):
         return "parse", _reasons(errors)
     builder, network = opened.builder, opened.network
@@ -148,7 +150,7 @@ def _attempt(
         layer_types.apply(trt, config, network, precision)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        return "build", logger.last
+        return "build", opened.logger.last
     expected = run_reference(model_bytes, feeds)
     wrong = _wrong_sizes(trt, target, model, feeds, expected)
     if wrong:
@@ -214,13 +216,23 @@ def differs(got: np.ndarray, want: np.ndarray, near: float | None = None) -> str
     return f"differs by {far:.3g}; the largest value is {scale:.3g}" if far > near * scale else ""
 
 
+def _opened(trt: Any, target: Target) -> OpenNetwork:
+    """An empty network of this process's builder."""
+    if target not in _builders:
+        first = open_network(trt, target, _last_error_log(trt))
+        _builders[target] = first.builder, first.logger
+    builder, logger = _builders[target]
+    logger.last = _NO_ENGINE
+    return open_network(trt, target, logger, builder)
+
+
 def _last_error_log(trt: Any) -> Any:
     """A logger that keeps the last error."""
 
     class LastErrorLog(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.last = "TensorRT returned no engine"
+            self.last = _NO_ENGINE
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
