@@ -218,12 +218,11 @@ def differs(got: np.ndarray, want: np.ndarray, near: float | None = None) -> str
 
 def _opened(trt: Any, target: Target) -> OpenNetwork:
     """An empty network of this process's builder."""
-    if target not in _builders:
-        first = open_network(trt, target, _last_error_log(trt))
-        _builders[target] = first.builder, first.logger
-    builder, logger = _builders[target]
+    builder, logger = _builders.get(target) or (None, _last_error_log(trt))
     logger.last = _NO_ENGINE
-    return open_network(trt, target, logger, builder)
+    opened = open_network(trt, target, logger, builder)
+    _builders[target] = opened.builder, logger
+    return opened
 
 
 def _last_error_log(trt: Any) -> Any:

@@ -87,7 +87,7 @@ def shortened(text: str) -> str:
 
 def rule_finding(rule: Rule) -> Finding:
     """Returns the finding for a rule of the model that blocks a conversion."""
-    what, do = shortened(rule.text()), shortened(rule.advice()) + rule.values_hint
+    what, do = shortened(rule.text()), shortened(rule.advice())
     return Finding("dims", what, rule.kind, rule.line, do, blocks=True, dim=rule.dim)
 
 

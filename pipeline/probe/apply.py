@@ -369,7 +369,7 @@ def constraint_error(
     }
     if multiples and spec.padding is None and len(multiples) == len(rules):
         ways.append(f"padding=Padding({multiples}) to pad every size inside the engine")
-    hint = by_values(spec) if any(rule.values_hint for rule in rules) else ""
+    hint = by_values(spec) if any(rule.by_values for rule in rules) else ""
     how = f"by running the model: {found.words}" if found else ""
     text = "; or ".join(["; ".join(map(str, rules)), *ways])
     advice = [*(f"Or {way}" for way in ways), hint.lstrip(". "), how and f"Found {how}"]

@@ -3,7 +3,7 @@
 Some nodes have no choice and stay float32 in every recipe: nodes of custom ops, nodes with bodies
 (If, Loop, Scan), recurrent layers, ops without this type in ONNX, nodes that only make constants,
 nodes with a constant that half precision cannot hold at all, and what divides by a value that such
-a constant keeps from 0 (`pipeline.rewrite.half_divisors`). `pipeline.rewrite.half_rules` has
+a constant keeps from 0 (`pipeline.rewrite.half_extremes`). `pipeline.rewrite.half_rules` has
 the rules for half precision without a recipe.
 """
 
@@ -21,7 +21,7 @@ import onnx
 from pipeline.errors import InputError
 from pipeline.graph.files import inner_nodes
 from pipeline.graph.origin import TOP, model_line_of, module_of, source_of
-from pipeline.rewrite.half_divisors import SmallValues
+from pipeline.rewrite.half_extremes import Extremes
 from pipeline.rewrite.half_rules import (
     CONVERTS,
     STANDARD,
@@ -170,7 +170,7 @@ def choices_of(
     kind = HALVES[precision]
     opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
     values = Constants(constants, kind)
-    small = SmallValues(values, _least(kind), kind.largest)
+    extremes = Extremes(values, _least(kind), kind.largest)
     addresses, slots, sources = {}, {}, {}
     views = [view(node, dtypes, kind) for node in model.graph.node]
     ends = [_made_whole(node) for node in model.graph.node]
@@ -178,7 +178,7 @@ def choices_of(
     for place, (node, seen) in enumerate(zip(model.graph.node, views, strict=True)):
         if not seen.outputs or not seen.inputs or values.follow(seen):
             continue
-        if small.stays(node, seen):
+        if extremes.stays(node, seen):
             continue
         typed = all(name in dtypes for name in (*node.input, *node.output) if name)
         if not typed or seen.op in _RECURRENT or any(True for _ in inner_nodes(node)):

@@ -61,7 +61,6 @@ Obstacle = Literal[
 _LISTED = 6  # sizes in a list
 # errors of a run that random integers may cause
 _BY_VALUES = re.compile("index out of range|out of bounds|ZeroDivision|division by zero", re.I)
-_VALUES_HINT = ". If the values of integer inputs cause this, pass --range NAME=LOW..HIGH"
 
 
 @dataclass(frozen=True)
@@ -196,9 +195,9 @@ class Rule:
         return FAULT_ADVICE if self._fault else f"declare {self.declaration()}"
 
     @property
-    def values_hint(self) -> str:
-        """What else to try if random integers may have caused the failure; or an empty text."""
-        return _VALUES_HINT if self.failed and _BY_VALUES.search(self.failed.error) else ""
+    def by_values(self) -> bool:
+        """True if the values of integer inputs may have caused the failure."""
+        return self.failed is not None and _BY_VALUES.search(self.failed.error) is not None
 
     def declaration(self) -> str:
         """What to declare in place of the dim, or which rule to add."""

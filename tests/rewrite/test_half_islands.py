@@ -181,6 +181,17 @@ def test_small_constants_are_measured_not_forbidden() -> None:
     assert in_half(model, "fp16", EVERYTHING) == 2
 
 
+def beside_its_half(
+    model: onnx.ModelProto, feed: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Makes the model half, and returns its output and that of the model before."""
+    plain = model.SerializeToString()
+    in_half(model, "fp16", EVERYTHING)
+    (want,) = run_reference(plain, [feed])
+    (got,) = run_reference(rounded(model).SerializeToString(), [feed])
+    return got["y"], want["y"]
+
+
 GUARDED = {
     "a = Abs(x) b = Add(a, tiny) y = Div(x, b)": ["Add", "Div"],
     "a = Abs(x) b = Max(a, tiny) c = Expand(b, shape) y = Div(x, c)": ["Max", "Expand", "Div"],
@@ -218,13 +229,9 @@ def test_what_divides_by_a_value_that_a_tiny_constant_keeps_from_0_stays_float32
         <float[1] tiny = {{1e-9}}, float[1] tinier = {{1e-12}}, float[1] small = {{1e-6}},
         float[1] one = {{1}}, int64[1] shape = {{4}}> {{ {body} }}"""
     )
-    plain = model.SerializeToString()
-    in_half(model, "fp16", EVERYTHING)
+    got, want = beside_its_half(model, {"x": np.zeros(4, np.float32)})
     assert float_ops(model) == wide
-    feed = {"x": np.zeros(4, np.float32)}
-    (want,) = run_reference(plain, [feed])
-    (got,) = run_reference(rounded(model).SerializeToString(), [feed])
-    np.testing.assert_allclose(got["y"], want["y"], rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-7)
 
 
 COVERED = {
@@ -250,13 +257,10 @@ def test_a_softmax_of_a_row_that_a_large_constant_covers_stays_float32(
         f"""<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, float[4] s) => (float[4] y)
         <float[1] far = {{-1e9}}, float[1] near = {{-8}}, float[1] zero = {{0}}> {{ {body} }}"""
     )
-    plain = model.SerializeToString()
-    in_half(model, "fp16", EVERYTHING)
+    scores = np.linspace(-2, 2, 4, dtype=np.float32)
+    got, want = beside_its_half(model, {"x": np.ones(4, np.float32), "s": scores})
     assert float_ops(model) == wide
-    feed = {"x": np.ones(4, np.float32), "s": np.linspace(-2, 2, 4, dtype=np.float32)}
-    (want,) = run_reference(plain, [feed])
-    (got,) = run_reference(rounded(model).SerializeToString(), [feed])
-    np.testing.assert_allclose(got["y"], want["y"], atol=2e-2)
+    np.testing.assert_allclose(got, want, atol=2e-2)
 
 
 def made_by(scopes: list[str], frames: list[tuple[str, int]]) -> onnx.NodeProto:

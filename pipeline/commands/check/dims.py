@@ -11,6 +11,7 @@ from pipeline.machine.resources import Stopwatch
 from pipeline.probe.apply import Applied, apply, equal_dims, for_user, may_apply, merge, with_dims
 from pipeline.probe.history import kept_values
 from pipeline.probe.probe import SECONDS, probe
+from pipeline.probe.rules import by_values
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec, inner_inputs
 from pipeline.spec.rules import AppliedRule, Rule, rule_words
@@ -88,7 +89,8 @@ def _finding(spec: ModelSpec, rule: Rule, *, own: bool) -> Finding:
         do += ", or set auto=True on the Dim"
         if new.multiple_of > 1 and not new.offset and spec.padding is None:
             do += f', or set padding=Padding({{"{rule.dim}": {new.multiple_of}}})'
-        do += rule.values_hint
+    if rule.by_values and not own:
+        do += by_values(spec)
     return replace(rule_finding(rule), do=do, blocks=not own)
 
 

@@ -3,22 +3,28 @@
 Row i of the output covers the input's rows from ``i * in // out`` up to, not including,
 ``ceil((i + 1) * in / out)`` (aten/src/ATen/native/AdaptivePooling.h). The number of rows depends on
 the size, so no pool with a fixed kernel is equal. ``interpolate(mode="area")`` is the same op.
+
+And average pools with a divisor of their own, which the exporter leaves out (torch 2.13).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from onnxscript.function_libs.torch_lib.ops import nn  # the exporter's own; torch 2.13
 from torch.nn import functional
 
+from pipeline.errors import ExportError
 from pipeline.export.ops.axes import apply_matrices, in_float32
 from pipeline.export.ops.sizes import (
     FLOAT,
     Size,
     Value,
     as_size,
+    floats,
     ints,
     op,
     rank,
@@ -97,6 +103,45 @@ def adaptive_max_pool(x: Value, output_size: Sequence[Any]) -> tuple[Value, Valu
     return x, placeholder
 
 
+def avg_pool2d(x: Value, kernel_size: Sequence[int], *rest: Any) -> Value:
+    """``avg_pool2d``; see `_avg_pool`."""
+    return _avg_pool(nn.aten_avg_pool2d, 2, x, kernel_size, rest)
+
+
+def avg_pool3d(x: Value, kernel_size: Sequence[int], *rest: Any) -> Value:
+    """``avg_pool3d``; see `_avg_pool`."""
+    return _avg_pool(nn.aten_avg_pool3d, 3, x, kernel_size, rest)
+
+
+def _avg_pool(
+    pool: Callable[..., Value], axes: int, x: Value, kernel_size: Sequence[int], rest: Sequence[Any]
+) -> Value:
+    """The sum of each window, divided by a given divisor or by the number of its elements.
+
+    Args:
+        pool: The exporter's translation, which leaves the divisor out.
+        axes: The number of axes of a window.
+        x: The tensor, [n, c, ...] or [c, ...].
+        kernel_size: The window.
+        rest: torch's other arguments: stride, padding, ceil_mode, count_include_pad, divisor.
+
+    Raises:
+        ExportError: A divisor with `ceil_mode`, whose last windows may be smaller.
+    """
+    defaults: tuple[Any, ...] = ((), [0] * axes, False, True, None)
+    stride, padding, ceil_mode, _, divisor = (*rest, *defaults[len(rest) :])
+    if divisor is None:
+        return pool(x, kernel_size, *rest)
+    if ceil_mode:
+        raise ExportError(
+            f"avg_pool{axes}d with divisor_override and ceil_mode can't be exported; leave "
+            "ceil_mode out, or pad before the pool"
+        )
+    kernel = [*kernel_size] * (axes if len(kernel_size) == 1 else 1)
+    mean = pool(x, kernel, stride, padding, False, True)
+    return op.Mul(mean, op.CastLike(floats(math.prod(kernel) / divisor), mean))
+
+
 def _shaped(new: Value, old: Value) -> Value:
     """Sets the shape that the exporter can't infer, for the axes that follow."""
     if new.shape is None:
@@ -149,6 +194,8 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.adaptive_max_pool1d.default: adaptive_max_pool,
     aten.adaptive_max_pool2d.default: adaptive_max_pool,
     aten.adaptive_max_pool3d.default: adaptive_max_pool,
+    aten.avg_pool2d.default: avg_pool2d,
+    aten.avg_pool3d.default: avg_pool3d,
     torch.ops.trt_pipeline.sized_max_pool.default: sized_max_values,
 }
 WITHOUT_INDICES = frozenset(t for t, f in TRANSLATIONS.items() if f is adaptive_max_pool)

@@ -139,6 +139,14 @@ CASES = {
         lambda x: functional.adaptive_avg_pool1d(x.flatten(1, 2), 4),
         {aten.adaptive_avg_pool1d.default},
     ),
+    "average with a divisor": (
+        lambda x: functional.avg_pool2d(x, 2, 1, 1, False, False, divisor_override=3),
+        {aten.avg_pool2d.default},
+    ),
+    "average of a volume with a divisor": (
+        lambda x: functional.avg_pool3d(x[None], (1, 2, 2), 1, 0, divisor_override=7),
+        {aten.avg_pool3d.default},
+    ),
     "area": (resize(size=(5, 7), mode="area"), {aten.adaptive_avg_pool2d.default}),
     "nearest to 25x33": (resize(size=(25, 33)), {aten.upsample_nearest2d.vec}),
     "nearest by 0.3": (resize(scale_factor=0.3), {aten.upsample_nearest2d.vec}),

@@ -106,6 +106,12 @@ def test_a_layer_that_forward_makes(tmp_path) -> None:
     assert error.line.endswith("layer = torch.nn.Linear(4, 4)")
 
 
+def test_a_divisor_with_a_window_that_may_be_smaller(tmp_path) -> None:
+    """torch's exporter leaves the divisor out, and the last column is then another."""
+    pool = torch.nn.AvgPool2d(3, 2, ceil_mode=True, divisor_override=9)
+    assert "leave ceil_mode out" in str(refused(tmp_path, pool, random(2, 3, 7, 6)))
+
+
 def test_a_parametrized_weight(tmp_path) -> None:
     layer = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(4, 4)).eval()
     with torch.no_grad():

@@ -18,14 +18,14 @@ import onnx
 
 from pipeline.rewrite.half_rules import MOVE, Constants, Node
 
-_SUMS = frozenset({"Add", "Sub"})
-_ADDS = frozenset({"Add", "Clip", "Max", "Sub", "Where"})  # a constant in them keeps from 0
-_REACHES = _SUMS | {"Mul", "Where"}  # with a constant that is too large, a result may be too
+# what a constant does in an op, apart from reaching the result
+_KEEP_FROM_0 = frozenset({"Add", "Clip", "Max", "Sub", "Where"})
+_MAKE_INFINITE = frozenset({"Add", "Mul", "Sub", "Where"})
 # a result may be the smallest of the inputs
 _MOVES = MOVE | {"Abs", "Gather", "Min", "ReduceMax", "ReduceMin"}
 
 
-class SmallValues:
+class Extremes:
     """The tensors of a graph that a small constant keeps from 0, the reciprocals of such, and those
     that a large constant makes infinite.
 
@@ -43,15 +43,15 @@ class SmallValues:
     def stays(self, node: onnx.NodeProto, seen: Node) -> bool:
         """True if a node must compute in float32. Call it for each node, in the graph's order."""
         if not self._infinite.isdisjoint(seen.inputs):
-            self._infinite.update(seen.outputs if seen.op in _MOVES | _SUMS else ())
+            self._infinite.update(seen.outputs if seen.op in _MOVES | {"Add", "Sub"} else ())
             return True
         found = [self._found[name] for name in seen.inputs if name in self._found]
         constants = [m for name in seen.inputs for m in self._constants.magnitudes(name)]
-        if max(constants, default=0) * self._small > 1 and seen.op in _REACHES:
+        if max(constants, default=0) * self._small > 1 and seen.op in _MAKE_INFINITE:
             self._infinite.update(seen.outputs)
             return True
         small = [each for each in constants if 0 < each < self._small]
-        if small and seen.op in _ADDS and not found:
+        if small and seen.op in _KEEP_FROM_0 and not found:
             self._note(seen, min(small))
             return min(small) <= self._least
         return bool(found) and self._reads(node, seen, found, constants)
