@@ -2,9 +2,10 @@
 
 ONNX's Resize computes ``floor(size * scale)`` in float32, and torch ``int(size * scale)`` in
 float64. With a factor of 0.7, an input of 90 becomes 62 in torch and 63 in ONNX. Sizes instead of
-the scale would change the coordinates, which torch computes from the factor. So if a size in the
-dim's range is wrong, the graph gathers and mixes the neighbouring rows. So it does for every linear
-resize of one axis. The exporter translates every other resize.
+the scale would change the coordinates, which torch computes from the factor. So the scale is the
+float32 beside the factor that gives torch's size at every size of the dim, if there is one. If
+not, the graph gathers and mixes the neighbouring rows. So it does for every linear resize of one
+axis. The exporter translates every other resize.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def bilinear(
     scale_factors: Sequence[float] | None,
 ) -> Value:
     """``upsample_bilinear2d.vec``."""
-    if scale_factors is None or _sizes_agree(x, scale_factors):
-        return nn.aten_upsample_bilinear2d_vec(x, output_size, align_corners, scale_factors)
+    scales = _scales(x, scale_factors)
+    if scale_factors is None or scales is not None:
+        return nn.aten_upsample_bilinear2d_vec(x, output_size, align_corners, scales)
     return _mixed(x, None, scale_factors, align_corners, _linear_taps)
 
 
@@ -69,8 +71,9 @@ def bicubic(
     scale_factors: Sequence[float] | None,
 ) -> Value:
     """``upsample_bicubic2d.vec``."""
-    if scale_factors is None or _sizes_agree(x, scale_factors):
-        return nn.aten_upsample_bicubic2d_vec(x, output_size, align_corners, scale_factors)
+    scales = _scales(x, scale_factors)
+    if scale_factors is None or scales is not None:
+        return nn.aten_upsample_bicubic2d_vec(x, output_size, align_corners, scales)
     return _mixed(x, None, scale_factors, align_corners, _cubic_taps)
 
 
@@ -81,25 +84,36 @@ def trilinear(
     scale_factors: Sequence[float] | None,
 ) -> Value:
     """``upsample_trilinear3d.vec``."""
-    if scale_factors is None or _sizes_agree(x, scale_factors):
-        return nn.aten_upsample_trilinear3d_vec(x, output_size, align_corners, scale_factors)
+    scales = _scales(x, scale_factors)
+    if scale_factors is None or scales is not None:
+        return nn.aten_upsample_trilinear3d_vec(x, output_size, align_corners, scales)
     return _mixed(x, None, scale_factors, align_corners, _linear_taps)
 
 
-def _sizes_agree(x: Value, scale_factors: Sequence[float]) -> bool:
-    """Whether float32 gives torch's output size at every size of the axes."""
-    for n, factor in enumerate(scale_factors):
-        axis = rank(x) - len(scale_factors) + n
+def _scales(x: Value, scale_factors: Sequence[float] | None) -> list[float] | None:
+    """For each factor a float32 beside it that gives torch's output size at every size of the axis.
+
+    The product is taken in float32, as ONNX Runtime does, and in float64, as ONNX's shape inference
+    does. None if an axis has no such float32.
+    """
+    found = []
+    for n, factor in enumerate(scale_factors or ()):
+        axis = rank(x) - len(scale_factors or ()) + n
         known = size(x, axis)
         most = known if isinstance(known, int) else _reach(largest(x, axis))
         if most > _EXACT:
-            return False
-        sizes = np.arange(most + 1, dtype=np.float32)
-        found = np.floor(sizes * np.float32(factor)).astype(np.int64)
-        wrong = found != products(factor, most)
-        if wrong[known] if isinstance(known, int) else wrong.any():
-            return False
-    return True
+            return None
+        sizes = np.arange(most + 1)[known if isinstance(known, int) else slice(None)]
+        wanted = products(factor, most)[sizes]
+        near = np.float32(factor)
+        for scale in (near, np.nextafter(near, np.float32(np.inf))):
+            given = sizes.astype(np.float32) * scale, sizes * np.float64(scale)
+            if all((np.floor(each).astype(np.int64) == wanted).all() for each in given):
+                found.append(float(scale))
+                break
+        else:
+            return None
+    return found or None
 
 
 def _reach(most: float) -> int:

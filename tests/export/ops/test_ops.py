@@ -298,6 +298,10 @@ RIGHT = {
     "nearest by 41": resize(scale_factor=(41.0, 1.0)),
     "antialias to a size": resize(size=(25, 7), mode="bilinear", antialias=True),
     "bilinear by 1.5": resize(scale_factor=1.5, mode="bilinear"),
+    # float32(0.9) is below 0.9: ONNX's shape inference gave 35 rows of 40, and torch gives 36
+    "bilinear by 0.9": resize(scale_factor=0.9, mode="bilinear"),
+    "bilinear by 0.9, corners": resize(scale_factor=0.9, mode="bilinear", align_corners=True),
+    "bicubic by 0.9": resize(scale_factor=0.9, mode="bicubic"),
     "% of a negative size": lambda x: functional.pad(x, (0, -x.shape[3] % 8)),
     "% of a size": lambda x: x[:, :, : 1 + x.shape[2] % 7],
     "% of a tensor": lambda x: (torch.arange(x.shape[3]) - 5) % 3,
@@ -464,3 +468,13 @@ def test_a_whole_multiple_of_the_size_stays_a_resize(tmp_path) -> None:
     path = ours(twice, tmp_path / "m.onnx")
     assert faults(path, twice) == []
     assert [n.op_type for n in onnx.load(path).graph.node] == ["Resize"]
+
+
+def test_a_scale_is_the_float32_above_if_the_nearest_loses_a_row(tmp_path) -> None:
+    path = ours(resize(scale_factor=0.9, mode="bilinear"), tmp_path / "m.onnx")
+    model = onnx.load(path)
+    (node,) = [node for node in model.graph.node if node.op_type == "Resize"]
+    (scales,) = [
+        onnx.numpy_helper.to_array(i) for i in model.graph.initializer if i.name in node.input
+    ]
+    assert list(scales[2:]) == [np.nextafter(np.float32(0.9), np.float32(1))] * 2
