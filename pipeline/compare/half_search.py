@@ -6,8 +6,9 @@ halves them again and again, until only groups are left that the tolerance needs
 "QuickXplain: Preferred Explanations and Relaxations for Over-Constrained Problems", 2004. The ops
 of these groups are halved in the same way.
 
-The recipes are tried at few sizes. The result is tried at all sizes. A size with a large error is
-then added to the few, and the search goes on from what it found.
+The recipes are tried at few sizes. The result is tried at all sizes, and with inputs at the edges
+of their ranges. A size or an edge with a large error is then added to the few, and the search goes
+on from what it found.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.artifact.values import filled
+from pipeline.compare.edge_inputs import Edges
 from pipeline.compare.half_trials import MOST, Trials
 from pipeline.compare.plan import CompareOptions, ComparisonPlan, job_of, plan_points
 from pipeline.compare.rounding_tolerance import rounding_tolerances
@@ -110,6 +112,8 @@ def search(
     tolerances = interface.engine_tolerances(precision)
     if precision not in interface.engine_tolerance:
         tolerances = rounding_tolerances(model, interface, precision, ground, plain)
+    announce, watch = ground.announce, ground.watch
+    edges = Edges.of(model, interface, precision, ground.points, announce, watch)
     choices, by_rule = choices_in(loaded(model)[0], precision)
     parts: dict[str, dict[str, None]] = {}
     ruled: dict[str, None] = {}  # the groups with nodes that the rules keep in float32
@@ -117,7 +121,7 @@ def search(
         parts.setdefault(address.group, {})[address.part] = None
         if place not in by_rule:
             ruled[address.group] = None
-    trials = Trials(model, precision, choices, ground, plain, tolerances, list(few), limit)
+    trials = Trials(model, precision, choices, ground, plain, edges, tolerances, list(few), limit)
     first = dict.fromkeys(choices.addresses[place].part for place in sorted(choices.rounded))
     every = {group: list(own) for group, own in parts.items()}
     found = _Search(trials, every, list(ruled), list(first))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.compare.edge_inputs import Edges
 from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.runners import Ground, outputs
 from pipeline.machine.resources import Stopwatch
@@ -31,8 +32,10 @@ class Trials:
         choices: The nodes that may compute in half precision.
         ground: The sizes and the inputs.
         plain: The outputs of the model at each size.
+        edges: Inputs at the edges of their ranges.
         tolerances: The tolerance of each output, by name.
-        places: The indices of the sizes at which each recipe is tried, in order.
+        places: The indices of the sizes at which each recipe is tried, in order. The edges follow
+            the sizes.
         limit: How many recipes may be tried.
         runs: How many were tried.
         stopped: Whether the limit was reached.
@@ -43,6 +46,7 @@ class Trials:
     choices: Choices
     ground: Ground
     plain: Sequence[Feed]
+    edges: Edges
     tolerances: Mapping[str, Tolerance]
     places: list[int]
     limit: int
@@ -71,7 +75,7 @@ class Trials:
     def worst(self, wide: Sequence[str]) -> tuple[float, int]:
         """The largest error as a share of the tolerance, and the index of its size. Ends at the
         first size with an error that is too large. The limit does not count."""
-        nodes, every = self._nodes(wide), range(len(self.plain))
+        nodes, every = self._nodes(wide), range(len(self.plain) + len(self.edges.plain))
         self._run(wide, nodes, every)
         return max((self._shares[nodes, n], n) for n in every if (nodes, n) in self._shares)
 
@@ -83,7 +87,8 @@ class Trials:
         if not left:
             return
         self.runs += all(nodes != tried for tried, _ in self._shares)
-        points, feeds = self.ground.points, self.ground.feeds
+        points = [*self.ground.points, *self.edges.points]
+        feeds = [*self.ground.feeds, *self.edges.feeds]
         name = f"recipe {self.runs}, {len(nodes)} nodes in float32,"
         runner = HalfRunner(self.model, self.precision, True, name, self.recipe(wide))
         found = outputs(
@@ -91,12 +96,18 @@ class Trials:
             Stopwatch(),
         )  # fmt: skip
         for n, got in zip(left, found, strict=False):
-            self._shares[nodes, n] = share = max(
-                share_of(self.plain[n][name], got[name], limit)
-                for name, limit in self.tolerances.items()
-            )
+            self._shares[nodes, n] = share = self._share(n, got)
             if share > MOST:
                 break
+
+    def _share(self, n: int, got: Feed) -> float:
+        edge = n - len(self.plain)
+        if edge >= 0:
+            return np.inf if self.edges.wrong(edge, got, self.tolerances) else 0.0
+        return max(
+            share_of(self.plain[n][name], got[name], limit)
+            for name, limit in self.tolerances.items()
+        )
 
 
 def share_of(want: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> float:

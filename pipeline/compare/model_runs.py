@@ -9,6 +9,7 @@ from typing import cast
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import explain, run_names
+from pipeline.compare.edge_inputs import Edges, check_edges
 from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.memory import Memory, once
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
@@ -23,6 +24,7 @@ from pipeline.spec.precision import HALVES, ROUNDED
 from pipeline.spec.recipe import stored_recipe
 from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import Feed, Precision, Tolerance
+from pipeline.spec.verdicts import Check
 
 Pairs = list[tuple[str, str]]
 
@@ -113,6 +115,26 @@ class ModelRuns:
         if len(plan.run) > planned:
             job = replace(job, measured=self._measured(ground, runs))
         return job, notes
+
+    def check_edges(self, job: Job, ground: Ground) -> list[Check]:
+        """Compares half.onnx with model.onnx for inputs at the edges of their ranges; see
+        `pipeline.compare.edge_inputs`.
+
+        Raises:
+            CompareError: half.onnx failed.
+        """
+        half = self._half_runner()
+        if half is None:
+            return []
+        interface, precision = self.manifest.interface, half.precision
+        edges = once(
+            self.memory,
+            lambda: Edges.of(
+                self._model, interface, precision, ground.points, ground.announce, ground.watch
+            ),
+            self._model, precision, interface.inputs, interface.rules, ground.points,
+        )  # fmt: skip
+        return check_edges(edges, half, job.tolerances(half.name), ground.announce, ground.watch)
 
     def _measured(self, ground: Ground, runs: Runs) -> dict[str, Tolerance]:
         """Measures the tolerance of an engine in tf32 or half precision; see `rounding_tolerances`.

@@ -27,7 +27,7 @@ _MARGIN = 4  # the factor on the share of integers that differ, as in `pipeline.
 
 
 @dataclass
-class _NoiseRunner:
+class NoiseRunner:
     """Runs a model with simulated rounding; see `pipeline.spec.runner.Runner`.
 
     Args:
@@ -68,7 +68,7 @@ def rounding_tolerances(
     Raises:
         CompareError: The run with simulated rounding failed.
     """
-    runner = _NoiseRunner(model, precision)
+    runner = NoiseRunner(model, precision)
     noisy = ground.collect(runner)
     own = interface.tolerances()
     if not runner.products:

@@ -152,7 +152,9 @@ def compare_artifact(
         info = explain.disagreement(info, folder, manifest, module_of(reference), feeds, announce)
     with watch("polygraphy store"):
         left = _store(folder, manifest, job, plan.run, feeds, runs, later)
-    info = replace(info, checks=tuple(checks), notes=(*info.notes, *left))
+    info = replace(
+        info, checks=(*checks, *models.check_edges(job, ground)), notes=(*info.notes, *left)
+    )
     return Compared(
         info,
         _ran_at(manifest, plan.run),

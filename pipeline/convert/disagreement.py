@@ -86,7 +86,7 @@ def _only_rounding_failed(manifest: Manifest) -> bool:
     """True if all failures are of runs in tf32 or half precision."""
     info = manifest.comparison
     assert info is not None
-    others = any(note.fails for note in info.notes) or any(not c.passed for c in info.checks)
-    failed = [r for point in info.points for r in point.results if not r.passed]
-    narrow = manifest.precision in ROUNDED and all(in_precision(r.pair[1]) for r in failed)
-    return narrow and not others
+    failed = [r.pair[1] for point in info.points for r in point.results if not r.passed]
+    failed += [check.run for check in info.checks if not check.passed]
+    narrow = manifest.precision in ROUNDED and all(map(in_precision, failed))
+    return narrow and not any(note.fails for note in info.notes)

@@ -18,6 +18,8 @@ from pipeline.spec.values import Values
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 End = float | Dim | DimExpr  # of a range of values
 Pattern = Literal["", "prefix", "padding", "causal", "all"]
+Edge = Literal["0", "least", "largest", "in the upper half"]
+EDGES: tuple[Edge, ...] = get_args(Edge)  # of the range of an input, see `Input.edge`
 
 
 _PATTERNS = "known: prefix, padding, causal, all"
@@ -238,6 +240,38 @@ class Input:
         if dtype.kind in "iu":
             return rng.integers(int(low), int(high), shape, dtype=dtype)
         return np.asarray(rng.uniform(low, high, shape)).astype(dtype)
+
+    def edge(self, sizes: Mapping[str, int], seed: int, edge: Edge) -> np.ndarray:
+        """Values at an edge of the range, in place of random ones.
+
+        Integers at the least go up from it, one by one, and at the largest down. The user's values,
+        masks of a pattern and bools stay as in `sample`.
+
+        Args:
+            sizes: The size of each dim.
+            seed: The seed of what is random.
+            edge: One of `EDGES`.
+        """
+        dtype = np.dtype(self.dtype)
+        if self.values is not None or self.pattern or dtype.kind == "b":
+            return self.sample(sizes, seed)
+        shape = shape_at(self.shape, sizes)
+        low, high = self._range_at(sizes)
+        middle = (low + high) / 2
+        if dtype.kind == "f":
+            rng = np.random.default_rng([seed, *shape, *self.name.encode()])
+            values = {
+                "0": min(max(low, 0.0), high), "least": low, "largest": high,
+                "in the upper half": rng.uniform(middle, high, shape),
+            }  # fmt: skip
+            return np.full(shape, values[edge]).astype(dtype)
+        low, high, count = int(low), int(high), math.prod(shape)
+        steps = np.arange(count).reshape(shape) % (high - low)
+        whole = {
+            "0": min(max(low, 0), high - 1), "least": low + steps, "largest": high - 1 - steps,
+            "in the upper half": high - 1 - steps % max((high - low) // 2, 1),
+        }  # fmt: skip
+        return np.full(shape, whole[edge]).astype(dtype)
 
     @property
     def drawn(self) -> str:

@@ -73,7 +73,7 @@ ADVICE: Mapping[AdviceKind, str] = {
     ),
     "bad-weight": "The weight {weight} itself has NaN or infinity: correct the weights",
     "fp16-overflow": (
-        "fp16 overflows beyond 65504: build the engine with --precision bf16 or tf32"
+        "fp16 overflows beyond 65504: build the engine with --precision auto, bf16 or tf32"
     ),
     "state-engine-tolerance": (
         "No tolerance is stated for {precision}: state one (engine_tolerance in the spec, or "
@@ -254,7 +254,9 @@ class RowChange:
         return f"{ROW_CHANGES[self.kind]}: {self.output} by up to {_number(self.max_abs)}{more}"
 
 
-CheckName = Literal["determinism", "shuffled order", "unwritten outputs", "batch rows"]
+CheckName = Literal[
+    "determinism", "shuffled order", "unwritten outputs", "batch rows", "inputs at the edges"
+]
 CheckKind = Literal[
     "bit-identical",
     "within-tolerance",
@@ -265,6 +267,8 @@ CheckKind = Literal[
     "rows-independent",
     "rows-as-in-model",
     "rows-depend",
+    "right-at-edges",
+    "wrong-at-an-edge",
     "run-failed",
 ]
 _DIFFERS = "{tried}: {output} differs by up to {max_abs}, "
@@ -296,10 +300,27 @@ CHECKS: Mapping[CheckKind, Kind] = {
     ),
     "rows-as-in-model": Kind("Rows depend on each other as they do in the reference.", "{changes}"),
     "rows-depend": Kind("Rows depend on each other, and do not in the reference.", "{changes}"),
+    "right-at-edges": Kind(
+        "With inputs at the edges of their ranges, no output is wholly wrong.",
+        "no output is wholly wrong for {count} kinds of inputs",
+    ),
+    "wrong-at-an-edge": Kind(
+        "With inputs at an edge of their ranges, an output is wholly wrong.",
+        "with all {edge}, {output} is {got}, and {want} in float32{where}. Build with --precision "
+        "auto or bf16, or name the node in --recipe. If such inputs never come, state their "
+        "ranges: --range NAME=LOW..HIGH",
+    ),
     "run-failed": Kind("The run ended in an error.", "fails: {reason}"),
 }
 GOOD_CHECKS: frozenset[CheckKind] = frozenset(
-    {"bit-identical", "within-tolerance", "all-written", "rows-independent", "rows-as-in-model"}
+    {
+        "bit-identical",
+        "within-tolerance",
+        "all-written",
+        "rows-independent",
+        "rows-as-in-model",
+        "right-at-edges",
+    }
 )
 
 

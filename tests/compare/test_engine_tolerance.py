@@ -156,7 +156,7 @@ def test_overflow_is_called_so(tmp_path: Path) -> None:
     assert engine.kind == "not-finite" and engine.facts["advice"] == "fp16-overflow"
     assert engine.text == (
         "engine-small has NaN or infinity where torch has none. fp16 overflows beyond 65504: "
-        "build the engine with --precision bf16 or tf32"
+        "build the engine with --precision auto, bf16 or tf32"
     )
     (_, engine), _, _ = judged(tmp_path, np.nan, "fp32")
     assert engine.kind == "not-finite" and engine.text == "engine-small has NaN or infinity"

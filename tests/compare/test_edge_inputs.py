@@ -1,0 +1,167 @@
+"""Half precision with inputs at the edges of their ranges: what random inputs do not show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from pipeline.compare.edge_inputs import Edges, check_edges
+from pipeline.compare.half_runner import HalfRunner
+from pipeline.compare.half_search import search
+from pipeline.compare.runners import Ground
+from pipeline.machine.progress import silent
+from pipeline.machine.resources import Stopwatch
+from pipeline.spec.dims import Dim
+from pipeline.spec.interface import Interface
+from pipeline.spec.profiles import Point
+from pipeline.spec.recipe import all_but
+from pipeline.spec.tensors import Input, Output, Precision, Tolerance
+from pipeline.spec.verdicts import Check
+
+FINE = Tolerance(1e-5, 1e-6, "float32 rounding")
+ROUGH = Tolerance(1e-2, 0.1, "float16 rounding")
+B, H = Dim("b", 1, 2, 4), Dim("h", 8, 16, 64)
+IMAGE = Input("x", (B, 8, H, H))
+# the mean of an image, by hand: random values of both signs cancel in the sum
+MEAN = "a = Mul(x, c40) [pool__sum] s = ReduceSum(a, axes) [pool__mean] y = Div(s, c512)"
+
+
+def interface(image: Input = IMAGE, *others: Input) -> Interface:
+    output = Output("y", None, FINE)
+    return Interface((image, *others), (output,), engine_tolerance={"fp16": ROUGH})
+
+
+def write(folder: Path, body: str, inputs: str = "float[b,8,h,w] x") -> Path:
+    path = folder / "model.onnx"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (float[b,m] y)
+        <float c40 = {{40}}, float c512 = {{512}}, float one = {{1}}, float small = {{1e-5}},
+        float nearly = {{0.99995}}, int64[3] axes = {{1, 2, 3}}> {{ {body} }}"""
+    )
+    for node in model.graph.node:
+        node.name = node.name.replace("__", "/")
+    onnx.save(model, path)
+    return path
+
+
+def planned(*sizes: tuple[int, int]) -> list[Point]:
+    return [Point(f"{b} {h}", {"b": b, "h": h}) for b, h in sizes]
+
+
+def edges_of(path: Path, declared: Interface, points: list[Point] | None = None) -> Edges:
+    return Edges.of(
+        path, declared, "fp16", points or planned((1, 8), (2, 16), (4, 64)), silent, Stopwatch()
+    )
+
+
+def checked(
+    path: Path, declared: Interface, islands: tuple[str, ...] = (), precision: Precision = "fp16"
+) -> list[Check]:
+    runner = HalfRunner(path, precision, True, recipe=all_but(precision, list(islands)))
+    return check_edges(edges_of(path, declared), runner, {"y": ROUGH}, silent, Stopwatch())
+
+
+def test_a_sum_over_a_bright_image_overflows(tmp_path: Path) -> None:
+    path = write(tmp_path, MEAN)
+    (found,) = checked(path, interface())
+    assert not found.passed and found.run == "half"
+    assert found.sizes == {"b": 1, "h": 64}  # the largest image, and one of them
+    assert found.text.startswith(
+        "with all inputs least, y is infinity, and up to 2.56e+03 in float32 (first overflow in "
+        "half precision: the ReduceSum node pool/sum: s reaches 1.31e+06). Build with --precision "
+        "auto or bf16"
+    )
+    (found,) = checked(path, interface(), ("pool/*",))
+    assert found.passed and found.text == "no output is wholly wrong for 4 kinds of inputs"
+    # random inputs alone show nothing: the same sum is small
+    point = {"b": 4, "h": 64}
+    (got,) = HalfRunner(path, "fp16", True, recipe=all_but("fp16", [])).run(
+        [{"x": IMAGE.sample(point, 0)}]
+    )
+    assert np.isfinite(got["y"]).all()
+
+
+def test_the_search_keeps_the_sum_in_float32(tmp_path: Path) -> None:
+    path = write(tmp_path, MEAN)
+    points = planned((1, 8), (2, 16), (4, 64))
+    feeds = [{"x": IMAGE.sample(point.sizes, 0)} for point in points]
+    ground = Ground(points, feeds, silent, Stopwatch())
+    found = search(path, interface(), "fp16", ground, [0, 1])
+    assert [name for name, how in found.recipe.lines if how == "fp32"] == ["pool"]
+    assert len(ground.points) == 3  # the edges are not sizes of the comparison
+    # a range in which no image is bright needs no island
+    dim = Input("x", (B, 8, H, H), low=-1e-3, high=1e-3)
+    feeds = [{"x": dim.sample(point.sizes, 0)} for point in points]
+    found = search(path, interface(dim), "fp16", Ground(points, feeds, silent, Stopwatch()), [0, 1])
+    assert [name for name, how in found.recipe.lines if how == "fp32"] == []
+
+
+def test_an_index_that_random_numbers_seldom_draw(tmp_path: Path) -> None:
+    """A table has one value near 1, which half precision rounds to 1: 1 - 1 is 0."""
+    table = np.linspace(0.2, 0.8, 1000, dtype=np.float32)
+    table[0] = 0.99995
+    path = write(tmp_path, "g = Gather(t, i) a = Sub(one, g) y = Div(g, a)", "int64[b,1] i")
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "t"))
+    onnx.save(model, path)
+    declared = interface(Input("i", (B, 1), "int64", low=0, high=1000))
+    points = [Point("1", {"b": 1}), Point("4", {"b": 4})]
+    edges = edges_of(path, declared, points)
+    assert [feed["i"].tolist() for feed in edges.feeds] == [[[0]], [[0]], [[999]], [[999]]]
+    runner = HalfRunner(path, "fp16", True, recipe=all_but("fp16", []))
+    (found,) = check_edges(edges, runner, {"y": ROUGH}, silent, Stopwatch())
+    assert found.kind == "wrong-at-an-edge"
+    assert "with all inputs 0, y is infinity, and up to 2e+04 in float32" in found.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # the norm of a constant: rounding alone decides
+        """m = ReduceMean<axes = [2, 3]>(x) d = Sub(x, m) q = Mul(d, d)
+        v = ReduceMean<axes = [2, 3]>(q) e = Add(v, small) r = Sqrt(e) n = Div(d, r)
+        y = ReduceMax<axes = [1, 2, 3]>(n)""",
+        # NaN in float32 too
+        "l = Sqrt(x) y = ReduceMax<axes = [1, 2, 3]>(l)",
+        # 0 for all inputs at an edge
+        "a = Relu(x) y = ReduceMax<axes = [1, 2, 3]>(a)",
+    ],
+)
+def test_near_misses(tmp_path: Path, body: str) -> None:
+    (found,) = checked(write(tmp_path, body), interface())
+    assert found.passed
+
+
+def test_inputs_at_which_the_model_fails_are_left_out(tmp_path: Path) -> None:
+    body = "a = Cast<to = 7>(i) g = Gather(t, a) y = Add(g, one)"
+    path = write(tmp_path, body, "float[b,1] i")
+    model = onnx.load(path)
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.linspace(0, 1, 5, dtype=np.float32), "t")
+    )
+    onnx.save(model, path)
+    edges = edges_of(path, interface(Input("i", (B, 1), low=-3, high=9)), [Point("1", {"b": 1})])
+    assert [point.label for point in edges.points] == ["inputs 0", "inputs least"]
+
+
+def test_without_an_input_of_a_range_there_is_no_check(tmp_path: Path) -> None:
+    path = write(tmp_path, "a = Cast<to = 1>(x) y = Mul(a, one)", "int64[b,4] x")
+    mask = Input("x", (B, 4), "int64", pattern="prefix")
+    assert checked(path, interface(mask)) == []
+
+
+def test_the_values_of_each_edge() -> None:
+    image = Input("x", (B, H), low=0.5, high=3)
+    ids = Input("i", (B, H), "int32", low=2, high=5)
+    sizes = {"b": 1, "h": 8}
+    assert np.unique(image.edge(sizes, 0, "0")) == [0.5]
+    assert np.unique(image.edge(sizes, 0, "largest")) == [3]
+    upper = image.edge(sizes, 0, "in the upper half")
+    assert (upper >= 1.75).all() and len(np.unique(upper)) == 8
+    assert ids.edge(sizes, 0, "least").tolist() == [[2, 3, 4, 2, 3, 4, 2, 3]]
+    assert ids.edge(sizes, 0, "largest").tolist() == [[4, 3, 2, 4, 3, 2, 4, 3]]
+    assert ids.edge(sizes, 0, "0").dtype == np.int32
