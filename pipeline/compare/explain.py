@@ -11,13 +11,14 @@ from pipeline.artifact.manifest import ComparisonInfo, Manifest
 from pipeline.compare.divergence.locate import locate
 from pipeline.compare.half_overflow import first_overflow
 from pipeline.compare.problems import key_of, problems
-from pipeline.compare.run_names import HALF, REWRITTEN, TORCH, is_engine
+from pipeline.compare.run_names import HALF, REWRITTEN, TORCH, in_precision, is_engine
 from pipeline.compare.runners import RunFailed
 from pipeline.errors import CompareError, ConstraintError
 from pipeline.graph import files as graph_files
 from pipeline.probe.eager import bad_weight
 from pipeline.probe.probe import probe
-from pipeline.spec.file_names import EXPORTED, MODEL
+from pipeline.spec.file_names import EXPORTED, MODEL, RECIPE
+from pipeline.spec.precision import HALVES
 from pipeline.spec.recipe import stored_recipe
 from pipeline.spec.tensors import Feed
 
@@ -72,6 +73,8 @@ def disagreement(
 ) -> ComparisonInfo:
     """Adds the first node that differs to the first failure of each pair of runs.
 
+    If half precision failed with a recipe, the advice is to change the recipe.
+
     Args:
         info: The comparison.
         folder, manifest, module: See `failed_run`.
@@ -82,6 +85,7 @@ def disagreement(
     weight = ""
     if any(r.facts.get("advice") == "limit-inputs" for point in info.points for r in point.results):
         weight = _bad_weight(module, folder / EXPORTED)
+    halves = manifest.precision in HALVES and stored_recipe(folder) is not None
     shown = {problem.key for problem in problems(info.points)}
     located: set[tuple[str, str]] = set()
     index = 0
@@ -90,6 +94,8 @@ def disagreement(
         results = []
         for result in point.results:
             new = result
+            if halves and in_precision(result.pair[1]) and "advice" in result.facts:
+                new = result.knowing(recipe=RECIPE)
             if weight and result.facts.get("advice") == "limit-inputs":
                 new = result.knowing(advice="bad-weight", weight=weight)
             failed = not result.passed and key_of(point, result) in shown

@@ -149,9 +149,9 @@ def _equal(
 ) -> Verdict:
     difference = Difference(a, b)
     unequal, far = difference.unequal, difference.largest
-    if unequal <= differing * a.size:
-        return Verdict("agrees", pair, name, far)
     facts: Facts = {"count": unequal, "of": a.size, "dtype": str(a.dtype), "differing": differing}
+    if unequal <= differing * a.size:
+        return Verdict("agrees", pair, name, far, facts=facts if unequal else {})
     return Verdict("values-differ", pair, name, far, facts=facts)
 
 

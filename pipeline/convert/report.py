@@ -181,7 +181,7 @@ def compared_text(manifest: Manifest) -> str:
     if any(note.kind == "model-unchanged" for note in comparison.notes):
         names = names.replace("exported.onnx", "model.onnx (as exported)")
     text = f"{names} at {_count(len(done), 'set')} of sizes{_random(comparison)}"
-    if said := _largest_error(results):
+    for said in filter(None, (_largest_error(results), _unequal(results))):
         text += f". {said}"
     left = [point for point in comparison.points if point.left_out is not None]
     if left:
@@ -201,6 +201,17 @@ def _largest_error(results: Sequence[Verdict]) -> str:
         return f"The largest error is {worst.max_rel:.1e} of {worst.output}'s largest value"
     size = "" if worst.max_abs is None else f", by up to {worst.max_abs:.3g}"
     return f"{worst.output} differs{size}"
+
+
+def _unequal(results: Sequence[Verdict]) -> str:
+    """The largest share of integers or booleans that differ, if the tolerance allows it."""
+    shares = [
+        (int(str(result.facts["count"])) / int(str(result.facts["of"])), result.output)
+        for result in results
+        if result.kind == "agrees" and "count" in result.facts
+    ]
+    share, name = max(shares, default=(0.0, ""))
+    return f"Up to {share:.1%} of {name}'s values differ" if name else ""
 
 
 def _random(comparison: ComparisonInfo) -> str:

@@ -73,7 +73,7 @@ ADVICE: Mapping[AdviceKind, str] = {
     ),
     "bad-weight": "The weight {weight} itself has NaN or infinity: correct the weights",
     "fp16-overflow": (
-        "fp16 overflows beyond 65504: build the engine with --precision auto, bf16 or tf32"
+        "fp16 overflows beyond 65504: build the engine with --precision {without_overflow}"
     ),
     "state-engine-tolerance": (
         "No tolerance is stated for {precision}: state one (engine_tolerance in the spec, or "
@@ -106,6 +106,8 @@ _TIES = (
     "the value before the rounding, and round in your program"
 )
 _WIDER = "auto, which keeps in float32 what needs it, or with tf32"
+_NO_OVERFLOW = "auto, bf16 or tf32"
+_BY_RECIPE = "or keep more nodes in float32: add them to {recipe}, and pass it with --recipe"
 _CLOSE = "If a comparison is close there, make the values that it compares an output"
 
 
@@ -179,6 +181,15 @@ class Verdict:
         return str(self.facts.get("where", ""))
 
     @property
+    def _precisions(self) -> dict[str, str]:
+        """The precisions to build with instead, as text, by the names in `ADVICE`."""
+        if "recipe" in self.facts:
+            more = _BY_RECIPE.format_map(self.facts)
+            return {"wider": f"tf32, {more}", "without_overflow": f"bf16 or tf32, {more}"}
+        wider = _WIDER if self.facts.get("precision") != "tf32" else "fp32"
+        return {"wider": wider, "without_overflow": _NO_OVERFLOW}
+
+    @property
     def do(self) -> str:
         """What to do, as text; empty if there is no advice."""
         get = self.facts.get
@@ -189,8 +200,7 @@ class Verdict:
             parts.append("Use a smaller atol")
         for advice, text in ADVICE.items():
             if get("advice") == advice:
-                wider = _WIDER if get("precision") != "tf32" else "fp32"
-                parts.append(text.format_map({**self.facts, "wider": wider}))
+                parts.append(text.format_map({**self.facts, **self._precisions}))
         if self.kind == "values-differ":
             parts.append(_share(self.facts))
         if (worst := get("worst_abs")) is not None:

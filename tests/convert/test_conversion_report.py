@@ -12,9 +12,10 @@ from helpers import Run
 import pipeline
 from pipeline.artifact.artifact import Artifact
 from pipeline.convert.driver import run_export, run_rewrite
-from pipeline.convert.report import Report, notes_of, verdict
+from pipeline.convert.report import Report, compared_text, notes_of, verdict
 from pipeline.spec.config import Config
 from pipeline.spec.findings import note
+from pipeline.spec.verdicts import Verdict
 
 MODEL = """
 import torch
@@ -171,3 +172,17 @@ def test_a_file_that_no_pass_changed_is_named(converted: Report) -> None:
         verdict(replace(converted, manifest=replace(converted.manifest, comparison=same))).split()
     )
     assert "model.onnx (as exported) at" in told
+
+
+def test_the_integers_that_a_tolerance_lets_differ_are_counted(converted: Report) -> None:
+    comparison = converted.manifest.comparison
+    assert comparison is not None
+    facts = {"count": 3, "of": 40, "dtype": "int64", "differing": 0.1}
+    more = Verdict("agrees", ("torch", "half"), "label", 2.0, facts=facts)
+    assert more.passed and not more.text
+    points = [replace(p, results=(*p.results, more)) for p in comparison.points]
+    text = compared_text(
+        replace(converted.manifest, comparison=replace(comparison, points=tuple(points)))
+    )
+    assert text.endswith(". Up to 7.5% of label's values differ")
+    assert "values differ" not in compared_text(converted.manifest)

@@ -28,14 +28,17 @@ WIDE = Tolerance(1e-2, 1e-2, "fp16 rounding")
 
 
 def converted(
-    folder: Path, tolerance: Tolerance | None = None, precision: Precision = "fp16"
+    folder: Path,
+    tolerance: Tolerance | None = None,
+    precision: Precision = "fp16",
+    recipe: Path | None = None,
 ) -> Report:
     """`save_net`'s net, converted for the installed TensorRT."""
     dims = ("b=1:2:3", "h=8:12:16", "w=8:12:16")
     return run(
         Config(
             str(folder / "net.onnx"), out=folder / "net", dims=dims, precision=precision,
-            engine_tolerance=tolerance,
+            engine_tolerance=tolerance, recipe=recipe,
         )
     )  # fmt: skip
 
@@ -236,6 +239,14 @@ def test_an_overflow_shows_without_a_gpu(net: Path) -> None:
     overflow += r"Conv node .*: a reaches 1\.\d+e\+05\n    do: fp16 overflows beyond 65504"
     with pytest.raises(CompareError, match=overflow):
         converted(net)
+    # a recipe is changed, because no other precision keeps it
+    (net / "mine").write_text("* = fp16\n")
+    own = overflow.replace(
+        "do: fp16 overflows beyond 65504", r"do: fp16 overflows.*build the engine "
+    )
+    own += "with --precision bf16 or tf32, or keep more nodes in float32: add them to half.recipe"
+    with pytest.raises(CompareError, match=own):
+        converted(net, recipe=net / "mine")
     # bfloat16 has the range of float32
     assert converted(net, precision="bf16").ok
 
