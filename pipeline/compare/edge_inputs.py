@@ -30,10 +30,12 @@ from pipeline.machine.polygraphy import collected
 from pipeline.machine.progress import Announce
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.sample_sizes import elements
+from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import kept_rules
 from pipeline.spec.findings import Facts
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Point
+from pipeline.spec.recipe import Recipe
 from pipeline.spec.tensors import EDGES, Feed, Precision, Tolerance
 from pipeline.spec.verdicts import Check
 
@@ -83,14 +85,16 @@ class Edges:
         if not planned or all(i.values is not None or i.pattern for i in interface.inputs):
             return found
         sizes = _sizes(interface, planned)
-        runner = OnnxRunner(model, "model.onnx")
-        for edge in EDGES:
-            feed = {i.name: i.edge(sizes, 0, edge) for i in interface.inputs}
+        feeds = [{i.name: i.edge(sizes, 0, edge) for i in interface.inputs} for edge in EDGES]
+        run = None  # all edges in one session; after a failure, the rest in another one
+        for n, (edge, feed) in enumerate(zip(EDGES, feeds, strict=True)):
             announce(f"model.onnx with all inputs {edge}")
+            run = run or OnnxRunner(model).run(feeds[n:])
             try:
                 with watch("edges of the ranges"), collected():
-                    found.plain.append(next(iter(runner.run([feed]))))
+                    found.plain.append(next(run))
             except Exception:  # any library error: such inputs make no sense for this model
+                run = None
                 continue
             found.points.append(Point(f"inputs {edge}", sizes))
             found.feeds.append(feed)
@@ -122,7 +126,7 @@ class Edges:
             return True
         scale = max(_largest(want), _LEAST * max(_largest(feed[name]) for feed in self.plain))
         least = allowed.atol + allowed.rtol * _largest(want)
-        return _distance(want, got, known) > max(_WRONG * scale, least)
+        return Difference(want[known], got[known]).largest > max(_WRONG * scale, least)
 
     def _by_rounding(self, n: int, name: str, got: np.ndarray) -> bool:
         """True if simulated rounding moves the output as far."""
@@ -130,7 +134,8 @@ class Edges:
         known = np.isfinite(want)
         if not np.isfinite(got[known]).all():
             return not np.isfinite(noisy[known]).all()
-        return _distance(want, got, known) <= _MARGIN * _distance(want, noisy, known)
+        far = Difference(want[known], got[known]).largest
+        return far <= _MARGIN * Difference(want[known], noisy[known]).largest
 
     @cached_property
     def _noisy(self) -> list[Mapping[str, np.ndarray]]:
@@ -140,11 +145,19 @@ class Edges:
 def check_edges(
     edges: Edges,
     runner: HalfRunner,
+    recipe: Recipe | None,
     tolerances: Mapping[str, Tolerance],
     announce: Announce,
     watch: Stopwatch,
 ) -> list[Check]:
     """Compares a model in half precision with itself at the edges; empty if there are none.
+
+    Args:
+        edges: The inputs, and what the model makes of them.
+        runner: Runs the model in half precision.
+        recipe: Which nodes compute in half precision; by default, the rules decide.
+        tolerances: The tolerance of each output, by name.
+        announce, watch: See `Edges.of`.
 
     Raises:
         RunFailed: The model in half precision failed.
@@ -156,7 +169,7 @@ def check_edges(
         if name:
             where = ""
             if edges.precision == "fp16":
-                where = first_overflow(edges.model, edges.feeds[n], runner.recipe)
+                where = first_overflow(edges.model, edges.feeds[n], recipe)
             facts: Facts = {
                 "edge": point.label,
                 "output": name,
@@ -181,13 +194,7 @@ def _sizes(interface: Interface, planned: Sequence[Point]) -> dict[str, int]:
 
 
 def _largest(array: np.ndarray) -> float:
-    known = array[np.isfinite(array)]
-    return float(np.abs(known.astype(np.float64)).max(initial=0))
-
-
-def _distance(want: np.ndarray, got: np.ndarray, known: np.ndarray) -> float:
-    off = np.abs(want[known].astype(np.float64) - got[known].astype(np.float64))
-    return float(np.nan_to_num(off, nan=np.inf).max(initial=0))
+    return Difference(array, array).scale
 
 
 def _said(array: np.ndarray) -> str:

@@ -134,7 +134,8 @@ class ModelRuns:
             ),
             self._model, precision, interface.inputs, interface.rules, ground.points,
         )  # fmt: skip
-        return check_edges(edges, half, job.tolerances(half.name), ground.announce, ground.watch)
+        recipe, tolerances = stored_recipe(self.folder), job.tolerances(half.name)
+        return check_edges(edges, half, recipe, tolerances, ground.announce, ground.watch)
 
     def _measured(self, ground: Ground, runs: Runs) -> dict[str, Tolerance]:
         """Measures the tolerance of an engine in tf32 or half precision; see `rounding_tolerances`.

@@ -266,10 +266,10 @@ class Input:
             }  # fmt: skip
             return np.full(shape, values[edge]).astype(dtype)
         low, high, count = int(low), int(high), math.prod(shape)
-        steps = np.arange(count).reshape(shape) % (high - low)
+        steps = np.arange(count).reshape(shape) % min(high - low, max(count, 1))
         whole = {
             "0": min(max(low, 0), high - 1), "least": low + steps, "largest": high - 1 - steps,
-            "in the upper half": high - 1 - steps % max((high - low) // 2, 1),
+            "in the upper half": high - 1 - steps % max(min((high - low) // 2, count), 1),
         }  # fmt: skip
         return np.full(shape, whole[edge]).astype(dtype)
 

@@ -80,7 +80,9 @@ def test_more_facts_change_the_text_and_not_the_kind() -> None:
     assert known.kind == plain.kind == "not-finite" and not known.passed
     assert known.what == "engine has NaN or infinity where torch has none"
     assert known.where == "first difference: Mul node"
-    assert known.do == ADVICE["fp16-overflow"]
+    advice = ADVICE["fp16-overflow"]
+    assert known.do == advice.format(without_overflow="auto, bf16 or tf32")
+    assert "auto" not in known.knowing(recipe="half.recipe").do
     assert known.text == f"{known.what}. First difference: Mul node. {known.do}"
     located = plain.knowing(locate={"h": 5, "w": 7})
     assert located.do == "`pipeline locate ARTIFACT --shape h=5,w=7` finds where"
