@@ -1,18 +1,21 @@
-"""Compares half precision with float32 for inputs at the edges of their ranges.
+"""Compares models for inputs at the edges of their ranges.
 
 Random inputs around 0 cancel: their sum over an image is small, and an average is nearly 0. The sum
 over a bright image can be beyond 65504, the largest float16. A random index seldom is the one row
-of a table that is large. So half.onnx also runs with inputs that are all 0, all the least, all the
-largest, and random in the upper half; see `pipeline.spec.tensors.Input.edge`.
+of a table that is large, and no random image is all 0. So models also run with inputs that are all
+0, all the least, all the largest, and random in the upper half; see
+`pipeline.spec.tensors.Input.edge`. torch, exported.onnx and model.onnx run at small sizes, because
+in float32 a fault there does not depend on the size. half.onnx runs at large ones.
 
 Rounding alone may move an output much there, such as a norm of a constant. So only an output that
-is wholly wrong counts: NaN or infinity where model.onnx has a number, or a difference of more than
-half its largest value. Simulated rounding must not make the same of it.
+is wholly wrong counts: NaN or infinity where the reference has a number, another shape, or a
+difference of more than half its largest value. Rounding must not make the same of it: the simulated
+rounding of half precision, or for float32 slightly changed inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +23,10 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.compare.half_overflow import first_overflow
-from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.rounding_tolerance import NoiseRunner
 from pipeline.compare.run_names import HALF
-from pipeline.compare.runners import outputs
+from pipeline.compare.runners import RunFailed, outputs
+from pipeline.errors import first_line
 from pipeline.graph.session import OnnxRunner
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.progress import Announce
@@ -35,69 +37,74 @@ from pipeline.spec.dims import kept_rules
 from pipeline.spec.findings import Facts
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Point
-from pipeline.spec.recipe import Recipe
+from pipeline.spec.runner import Runner
 from pipeline.spec.tensors import EDGES, Feed, Precision, Tolerance
 from pipeline.spec.verdicts import Check
 
 CHECK: Final = "inputs at the edges"
 _WRONG = 0.5  # of an output's largest value
 _LEAST = 0.01  # of its largest value over all edges: what is smaller counts as this
+_SMALL = 1e-6  # the relative change of inputs
+_IN_HALF = "Build with --precision auto, or keep the node in float32 by --recipe"
+_IN_FLOAT = "Replace the op in the model, or report the fault"
 _MARGIN = 4  # the factor on what simulated rounding does, as in `pipeline.spec.noise`
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Inputs at the edges of their ranges, and what a model makes of them.
+    """Inputs at the edges of their ranges, and what a reference makes of them.
 
     Args:
-        model: The ONNX file before half precision.
-        precision: ``fp16`` or ``bf16``.
+        reference: Runs the reference.
+        noise: Computes the outputs for these inputs with rounding.
         points, feeds: The sizes, with the edge as the label; and the inputs for each.
-        plain: The outputs of the model for each.
+        plain: The outputs of the reference for each.
+        failed: The edges at which the reference fails.
     """
 
-    model: Path
-    precision: Precision
+    reference: Runner
+    noise: Callable[[Sequence[Feed]], Iterable[Feed]]
     points: list[Point] = field(default_factory=list)
     feeds: list[Feed] = field(default_factory=list)
     plain: list[Feed] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(
-        model: Path,
+        reference: Runner,
         interface: Interface,
-        precision: Precision,
-        planned: Sequence[Point],
+        sizes: Mapping[str, int],
+        noise: Callable[[Sequence[Feed]], Iterable[Feed]],
         announce: Announce,
         watch: Stopwatch,
     ) -> Edges:
-        """Runs a model at the edges. Edges at which it fails are left out.
+        """Runs a reference at the edges. Edges at which it fails are left out.
 
         Args:
-            model: The ONNX file before half precision.
+            reference: Runs the reference.
             interface: The inputs and their ranges.
-            precision: ``fp16`` or ``bf16``.
-            planned: The sizes of the comparison.
+            sizes: The size of every dim.
+            noise: Computes the outputs for given inputs with rounding.
             announce: Called with each run that begins.
             watch: Measures the runs.
         """
-        found = Edges(model, precision)
-        if not planned or all(i.values is not None or i.pattern for i in interface.inputs):
+        found = Edges(reference, noise)
+        if all(i.values is not None or i.pattern for i in interface.inputs):
             return found
-        sizes = _sizes(interface, planned)
-        feeds = [{i.name: i.edge(sizes, 0, edge) for i in interface.inputs} for edge in EDGES]
+        feeds = [{i.name: i.edge(sizes, edge) for i in interface.inputs} for edge in EDGES]
         run = None  # all edges in one session; after a failure, the rest in another one
         for n, (edge, feed) in enumerate(zip(EDGES, feeds, strict=True)):
-            announce(f"model.onnx with all inputs {edge}")
-            run = run or OnnxRunner(model).run(feeds[n:])
+            announce(f"{reference.name} with all inputs {edge}")
+            run = run or iter(reference.run(feeds[n:]))
             try:
                 with watch("edges of the ranges"), collected():
                     found.plain.append(next(run))
             except Exception:  # any library error: such inputs make no sense for this model
                 run = None
-                continue
-            found.points.append(Point(f"inputs {edge}", sizes))
-            found.feeds.append(feed)
+                found.failed.append(edge)
+            else:
+                found.points.append(Point(f"inputs {edge}", sizes))
+                found.feeds.append(feed)
         return found
 
     def wrong(self, n: int, got: Feed, tolerances: Mapping[str, Tolerance]) -> str:
@@ -105,16 +112,18 @@ class Edges:
 
         Args:
             n: The index of the edge.
-            got: The outputs in half precision.
+            got: The outputs of the run.
             tolerances: The tolerance of each output, by name. A difference within it is right.
         """
         for name, want in self.plain[n].items():
-            if want.dtype.kind != "f" or not want.size or got[name].shape != want.shape:
+            if got[name].shape != want.shape:  # the values decide this size
+                wrong = self._noisy[n][name].shape == want.shape
+            elif want.dtype.kind != "f" or not want.size:
                 continue
-            allowed = tolerances[name]
-            if self._off(want, got[name], name, allowed) and not self._by_rounding(
-                n, name, got[name]
-            ):
+            else:
+                wrong = self._off(want, got[name], name, tolerances[name])
+                wrong = wrong and not self._by_rounding(n, name, got[name])
+            if wrong:
                 return name
         return ""
 
@@ -131,6 +140,8 @@ class Edges:
     def _by_rounding(self, n: int, name: str, got: np.ndarray) -> bool:
         """True if simulated rounding moves the output as far."""
         want, noisy = self.plain[n][name], self._noisy[n][name]
+        if noisy.shape != want.shape:
+            return True
         known = np.isfinite(want)
         if not np.isfinite(got[known]).all():
             return not np.isfinite(noisy[known]).all()
@@ -139,49 +150,111 @@ class Edges:
 
     @cached_property
     def _noisy(self) -> list[Mapping[str, np.ndarray]]:
-        return list(NoiseRunner(self.model, self.precision).run(self.feeds))
+        return list(self.noise(self.feeds))
+
+
+def half_edges(
+    model: Path,
+    interface: Interface,
+    precision: Precision,
+    planned: Sequence[Point],
+    announce: Announce,
+    watch: Stopwatch,
+) -> Edges:
+    """The edges for a model in half precision: at the largest sizes, with the least batch.
+
+    Args:
+        model: The ONNX file before half precision.
+        interface: The inputs and their ranges.
+        precision: ``fp16`` or ``bf16``.
+        planned: The sizes of the comparison.
+        announce, watch: See `Edges.of`.
+    """
+    return Edges.of(
+        OnnxRunner(model, "model.onnx"), interface, _largest_sizes(interface, planned),
+        NoiseRunner(model, precision).run, announce, watch,
+    )  # fmt: skip
+
+
+def float_edges(
+    reference: Runner,
+    interface: Interface,
+    planned: Sequence[Point],
+    announce: Announce,
+    watch: Stopwatch,
+) -> Edges:
+    """The edges for a model in float32: at the least sizes.
+
+    Args:
+        reference: Runs torch, or the ONNX file that is the source.
+        interface, planned, announce, watch: See `half_edges`.
+    """
+    inputs = interface.inputs
+    least = min(planned, key=lambda point: elements(inputs, point.sizes)).sizes
+    return Edges.of(
+        reference, interface, least, lambda feeds: reference.run(map(_changed, feeds)), announce,
+        watch,
+    )  # fmt: skip
+
+
+def _changed(feed: Feed) -> Feed:
+    """The inputs with a relative change as of float32's rounding. What is 0 stays exact."""
+    rng = np.random.default_rng(0)
+    return {
+        name: (array * (1 + _SMALL * rng.uniform(-1, 1, array.shape))).astype(array.dtype)
+        if array.dtype.kind == "f"
+        else array
+        for name, array in feed.items()
+    }
 
 
 def check_edges(
     edges: Edges,
-    runner: HalfRunner,
-    recipe: Recipe | None,
+    runner: Runner,
     tolerances: Mapping[str, Tolerance],
     announce: Announce,
     watch: Stopwatch,
+    cause: Callable[[Feed], str] = lambda _: "",
 ) -> list[Check]:
-    """Compares a model in half precision with itself at the edges; empty if there are none.
+    """Compares a run with the reference at the edges; empty if there are none.
 
     Args:
-        edges: The inputs, and what the model makes of them.
-        runner: Runs the model in half precision.
-        recipe: Which nodes compute in half precision; by default, the rules decide.
-        tolerances: The tolerance of each output, by name.
+        edges: The inputs, and the outputs of the reference.
+        runner: The run.
+        tolerances: The tolerance of each output of the run, by name.
         announce, watch: See `Edges.of`.
-
-    Raises:
-        RunFailed: The model in half precision failed.
+        cause: What makes a run in half precision wrong at an edge, as text; see
+            `pipeline.compare.half_overflow`.
     """
     found = outputs(runner, edges.feeds, edges.points, announce, watch)
-    count = len(edges.points)
-    for n, (point, got) in enumerate(zip(edges.points, found, strict=True)):
+    for n, point in enumerate(edges.points):
+        try:
+            got = next(found)
+        except RunFailed as error:
+            reason = {"reason": f"with all {point.label}: {first_line(error)}"}
+            return [Check(CHECK, runner.name, "run-failed", dict(point.sizes), reason)]
         name = edges.wrong(n, got, tolerances)
         if name:
-            where = ""
-            if edges.precision == "fp16":
-                where = first_overflow(edges.model, edges.feeds[n], recipe)
+            where, want = cause(edges.feeds[n]), edges.plain[n][name]
+            said = _said if got[name].shape == want.shape else _shape_said
             facts: Facts = {
                 "edge": point.label,
                 "output": name,
-                "got": _said(got[name]),
-                "want": _said(edges.plain[n][name]),
+                "got": said(got[name]),
+                "want": said(want),
+                "reference": edges.reference.name,
                 "where": where and f" ({where})",
+                "do": _IN_HALF if runner.name == HALF else _IN_FLOAT,
             }
-            return [Check(CHECK, HALF, "wrong-at-an-edge", dict(point.sizes), facts)]
-    return [Check(CHECK, HALF, "right-at-edges", facts={"count": count})] if count else []
+            return [Check(CHECK, runner.name, "wrong-at-an-edge", dict(point.sizes), facts)]
+    if not edges.feeds and not edges.failed:
+        return []
+    left = f"; {edges.reference.name} fails with all inputs {', '.join(edges.failed)}"
+    facts = {"count": len(edges.points), "left": left if edges.failed else ""}
+    return [Check(CHECK, runner.name, "right-at-edges", facts=facts)]
 
 
-def _sizes(interface: Interface, planned: Sequence[Point]) -> dict[str, int]:
+def _largest_sizes(interface: Interface, planned: Sequence[Point]) -> dict[str, int]:
     """The largest sizes of the comparison, but the least of each dim that is a batch only."""
     inputs = interface.inputs
     largest = max(planned, key=lambda point: elements(inputs, point.sizes)).sizes
@@ -195,6 +268,10 @@ def _sizes(interface: Interface, planned: Sequence[Point]) -> dict[str, int]:
 
 def _largest(array: np.ndarray) -> float:
     return Difference(array, array).scale
+
+
+def _shape_said(array: np.ndarray) -> str:
+    return f"of shape {list(array.shape)}"
 
 
 def _said(array: np.ndarray) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.artifact.values import filled
-from pipeline.compare.edge_inputs import Edges
+from pipeline.compare.edge_inputs import half_edges
 from pipeline.compare.half_trials import MOST, Trials
 from pipeline.compare.plan import CompareOptions, ComparisonPlan, job_of, plan_points
 from pipeline.compare.rounding_tolerance import rounding_tolerances
@@ -113,7 +113,7 @@ def search(
     if precision not in interface.engine_tolerance:
         tolerances = rounding_tolerances(model, interface, precision, ground, plain)
     announce, watch = ground.announce, ground.watch
-    edges = Edges.of(model, interface, precision, ground.points, announce, watch)
+    edges = half_edges(model, interface, precision, ground.points, announce, watch)
     choices, by_rule = choices_in(loaded(model)[0], precision)
     parts: dict[str, dict[str, None]] = {}
     ruled: dict[str, None] = {}  # the groups with nodes that the rules keep in float32

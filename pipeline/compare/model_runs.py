@@ -9,7 +9,8 @@ from typing import cast
 
 from pipeline.artifact.manifest import Manifest
 from pipeline.compare import explain, run_names
-from pipeline.compare.edge_inputs import Edges, check_edges
+from pipeline.compare.edge_inputs import check_edges, float_edges, half_edges
+from pipeline.compare.half_overflow import first_overflow
 from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.memory import Memory, once
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
@@ -117,25 +118,31 @@ class ModelRuns:
         return job, notes
 
     def check_edges(self, job: Job, ground: Ground) -> list[Check]:
-        """Compares half.onnx with model.onnx for inputs at the edges of their ranges; see
+        """Compares the models for inputs at the edges of their ranges; see
         `pipeline.compare.edge_inputs`.
-
-        Raises:
-            CompareError: half.onnx failed.
         """
+        if not ground.points:
+            return []
+        interface, how = self.manifest.interface, (ground.announce, ground.watch)
+        reference, *others = self._runners()
+        edges = float_edges(reference, interface, ground.points, *how)
+        checks = []
+        for runner in others:
+            checks += check_edges(edges, runner, job.tolerances(runner.name), *how)
         half = self._half_runner()
         if half is None:
-            return []
-        interface, precision = self.manifest.interface, half.precision
+            return checks
+        precision, recipe = half.precision, stored_recipe(self.folder)
         edges = once(
             self.memory,
-            lambda: Edges.of(
-                self._model, interface, precision, ground.points, ground.announce, ground.watch
-            ),
+            lambda: half_edges(self._model, interface, precision, ground.points, *how),
             self._model, precision, interface.inputs, interface.rules, ground.points,
         )  # fmt: skip
-        recipe, tolerances = stored_recipe(self.folder), job.tolerances(half.name)
-        return check_edges(edges, half, recipe, tolerances, ground.announce, ground.watch)
+
+        def cause(feed: Feed) -> str:
+            return first_overflow(self._model, feed, recipe) if precision == "fp16" else ""
+
+        return [*checks, *check_edges(edges, half, job.tolerances(half.name), *how, cause)]
 
     def _measured(self, ground: Ground, runs: Runs) -> dict[str, Tolerance]:
         """Measures the tolerance of an engine in tf32 or half precision; see `rounding_tolerances`.

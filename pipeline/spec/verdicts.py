@@ -312,13 +312,12 @@ CHECKS: Mapping[CheckKind, Kind] = {
     "rows-depend": Kind("Rows depend on each other, and do not in the reference.", "{changes}"),
     "right-at-edges": Kind(
         "With inputs at the edges of their ranges, no output is wholly wrong.",
-        "no output is wholly wrong for {count} kinds of inputs",
+        "no output is wholly wrong for {count} kinds of inputs{left}",
     ),
     "wrong-at-an-edge": Kind(
         "With inputs at an edge of their ranges, an output is wholly wrong.",
-        "with all {edge}, {output} is {got}, and {want} in float32{where}. Build with --precision "
-        "auto or bf16, or name the node in --recipe. If such inputs never come, state their "
-        "ranges: --range NAME=LOW..HIGH",
+        "with all {edge}, {output} is {got}, and {want} in {reference}{where}. {do}. If such "
+        "inputs never come, state their ranges: --range NAME=LOW..HIGH",
     ),
     "run-failed": Kind("The run ended in an error.", "fails: {reason}"),
 }

@@ -1,4 +1,4 @@
-"""Half precision with inputs at the edges of their ranges: what random inputs do not show."""
+"""Inputs at the edges of their ranges: what random inputs do not show."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import onnx
 import onnx.parser
 import pytest
 
-from pipeline.compare.edge_inputs import Edges, check_edges
+from pipeline.compare.edge_inputs import Edges, check_edges, float_edges, half_edges
+from pipeline.compare.half_overflow import first_overflow
 from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.half_search import search
 from pipeline.compare.runners import Ground
+from pipeline.graph.session import OnnxRunner
 from pipeline.machine.progress import silent
 from pipeline.machine.resources import Stopwatch
 from pipeline.spec.dims import Dim
@@ -39,7 +41,7 @@ def write(folder: Path, body: str, inputs: str = "float[b,8,h,w] x") -> Path:
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17]> g ({inputs}) => (float[b,m] y)
         <float c40 = {{40}}, float c512 = {{512}}, float one = {{1}}, float small = {{1e-5}},
-        int64[3] axes = {{1, 2, 3}}> {{ {body} }}"""
+        float zero = {{0}}, int64[3] axes = {{1, 2, 3}}, int64[2] shape = {{1, 1}}> {{ {body} }}"""
     )
     for node in model.graph.node:
         node.name = node.name.replace("__", "/")
@@ -52,15 +54,19 @@ def planned(*sizes: tuple[int, int]) -> list[Point]:
 
 
 def edges_of(path: Path, declared: Interface, points: list[Point] | None = None) -> Edges:
-    return Edges.of(
+    return half_edges(
         path, declared, "fp16", points or planned((1, 8), (2, 16), (4, 64)), silent, Stopwatch()
     )
 
 
 def checked(edges: Edges, *islands: str) -> list[Check]:
-    recipe = all_but("fp16", list(islands))
-    runner = HalfRunner(edges.model, "fp16", True, recipe=recipe)
-    return check_edges(edges, runner, recipe, {"y": ROUGH}, silent, Stopwatch())
+    assert isinstance(edges.reference, OnnxRunner)
+    model, recipe = edges.reference.model, all_but("fp16", list(islands))
+    runner = HalfRunner(model, "fp16", True, recipe=recipe)
+    return check_edges(
+        edges, runner, {"y": ROUGH}, silent, Stopwatch(),
+        lambda feed: first_overflow(model, feed, recipe),
+    )  # fmt: skip
 
 
 def test_a_sum_over_a_bright_image_overflows(tmp_path: Path) -> None:
@@ -70,9 +76,9 @@ def test_a_sum_over_a_bright_image_overflows(tmp_path: Path) -> None:
     assert not found.passed and found.run == "half"
     assert found.sizes == {"b": 1, "h": 64}  # the largest image, and one of them
     assert found.text.startswith(
-        "with all inputs least, y is infinity, and up to 2.56e+03 in float32 (first overflow in "
+        "with all inputs least, y is infinity, and up to 2.56e+03 in model.onnx (first overflow in "
         "half precision: the ReduceSum node pool/sum: s reaches 1.31e+06). Build with --precision "
-        "auto or bf16"
+        "auto, or keep the node"
     )
     (found,) = checked(edges, "pool/*")
     assert found.passed and found.text == "no output is wholly wrong for 4 kinds of inputs"
@@ -113,7 +119,7 @@ def test_an_index_that_random_numbers_seldom_draw(tmp_path: Path) -> None:
     assert [feed["i"].tolist() for feed in edges.feeds] == [[[0]], [[0]], [[999]], [[999]]]
     (found,) = checked(edges)
     assert found.kind == "wrong-at-an-edge"
-    assert "with all inputs 0, y is infinity, and up to 2e+04 in float32" in found.text
+    assert "with all inputs 0, y is infinity, and up to 2e+04 in model.onnx" in found.text
 
 
 @pytest.mark.parametrize(
@@ -156,13 +162,85 @@ def test_the_values_of_each_edge() -> None:
     image = Input("x", (B, H), low=0.5, high=3)
     ids = Input("i", (B, H), "int32", low=2, high=5)
     sizes = {"b": 1, "h": 8}
-    assert np.unique(image.edge(sizes, 0, "0")) == [0.5]
-    assert np.unique(image.edge(sizes, 0, "largest")) == [3]
-    upper = image.edge(sizes, 0, "in the upper half")
+    assert np.unique(image.edge(sizes, "0")) == [0.5]
+    assert np.unique(image.edge(sizes, "largest")) == [3]
+    upper = image.edge(sizes, "in the upper half")
     assert (upper >= 1.75).all() and len(np.unique(upper)) == 8
-    assert ids.edge(sizes, 0, "least").tolist() == [[2, 3, 4, 2, 3, 4, 2, 3]]
-    assert ids.edge(sizes, 0, "largest").tolist() == [[4, 3, 2, 4, 3, 2, 4, 3]]
-    assert ids.edge(sizes, 0, "0").dtype == np.int32
+    assert ids.edge(sizes, "least").tolist() == [[2, 3, 4, 2, 3, 4, 2, 3]]
+    assert ids.edge(sizes, "largest").tolist() == [[4, 3, 2, 4, 3, 2, 4, 3]]
+    assert ids.edge(sizes, "0").dtype == np.int32
     whole = Input("i", (H,), "int64", low=-(2**63), high=2**63)
-    assert whole.edge(sizes, 0, "largest")[0] == 2**63 - 1
-    assert whole.edge(sizes, 0, "in the upper half").min() == 2**63 - 8
+    assert whole.edge(sizes, "largest")[0] == 2**63 - 1
+    assert whole.edge(sizes, "in the upper half").min() == 2**63 - 8
+
+
+def in_float(folder: Path, body: str, other: str) -> Check:
+    """How the check ends for a model that a pass turned into another one."""
+    (folder / "other").mkdir()
+    reference = OnnxRunner(write(folder, body), "exported")
+    points = planned((1, 8), (2, 16))
+    edges = float_edges(reference, interface(), points, silent, Stopwatch())
+    runner = OnnxRunner(write(folder / "other", other), "rewritten")
+    (found,) = check_edges(edges, runner, {"y": FINE}, silent, Stopwatch())
+    return found
+
+
+SUM = "m = ReduceMean<axes = [1, 2, 3]>(x) q = Mul(m, m) "
+
+
+def test_an_image_of_zeros_in_float32(tmp_path: Path) -> None:
+    """A pass that loses a small addend: no random image shows it."""
+    guarded = SUM + "e = Add(q, small) y = Div(q, e)"
+    found = in_float(tmp_path, guarded, SUM + "y = Div(q, q)")
+    assert found.kind == "wrong-at-an-edge" and found.run == "rewritten"
+    assert found.sizes == {"b": 1, "h": 8}
+    assert found.text.startswith(
+        "with all inputs 0, y is NaN, and up to 0 in exported. Replace the op in the model"
+    )
+
+
+def test_rounding_in_float32_is_no_fault(tmp_path: Path) -> None:
+    """The norm of a constant without a small addend: the order of a sum decides."""
+    norm = """m = ReduceMean<axes = [2, 3]>(x) d = Sub(x, m) q = Mul(d, d)
+        v = ReduceMean<axes = [2, 3]>(q) r = Sqrt(v) n = Div(d, r)
+        y = ReduceMax<axes = [1, 2, 3]>(n)"""
+    other = norm.replace(
+        "m = ReduceMean<axes = [2, 3]>(x)",
+        """h = ReduceMean<axes = [3]>(x)
+        m = ReduceMean<axes = [2]>(h)""",
+    )
+    assert in_float(tmp_path, norm, other).passed
+
+
+def test_edges_at_which_the_reference_fails_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "y = Gather(c, i)", "int64[b,1] i")
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "c"))
+    onnx.save(model, path)
+    declared = interface(Input("i", (B, 1), "int64", low=0, high=9))
+    run = OnnxRunner(path, "exported")
+    edges = float_edges(run, declared, [Point("1", {"b": 1})], silent, Stopwatch())
+    (found,) = check_edges(edges, run, {"y": FINE}, silent, Stopwatch())
+    assert found.text == (
+        "no output is wholly wrong for 2 kinds of inputs; exported fails with all inputs largest, "
+        "in the upper half"
+    )
+
+
+def test_a_size_that_values_decide(tmp_path: Path) -> None:
+    """The count of what is above 0: none of an image of zeros. The first pixel always counts in
+    the other model."""
+    head = "f = ReduceMax<axes = [1, 2, 3], keepdims = 0>(x) p = Greater(f, zero) "
+    tail = "w = NonZero(p) v = Cast<to = 1>(w) y = Transpose(v)"
+    found = in_float(tmp_path, head + tail, head.replace("Greater", "GreaterOrEqual") + tail)
+    assert found.kind == "wrong-at-an-edge", found.text
+    assert "y is of shape [1, 1], and of shape [0, 1] in exported" in found.text
+
+
+def test_a_model_that_fails_only_at_an_edge(tmp_path: Path) -> None:
+    head = "f = ReduceMax<axes = [1, 2, 3], keepdims = 0>(x) p = Greater(f, zero) w = NonZero(p) "
+    tail = "v = Cast<to = 1>(w) t = Transpose(v) y = "
+    one = head + tail + "Identity(t)"
+    found = in_float(tmp_path, one, head + tail + "Reshape(t, shape)")
+    assert found.kind == "run-failed" and not found.passed
+    assert "fails: with all inputs 0: rewritten fails at" in found.text
