@@ -10,12 +10,14 @@ in float32 a fault there does not depend on the size. half.onnx runs at large on
 Rounding alone may move an output much there, such as a norm of a constant. So only an output that
 is wholly wrong counts: NaN or infinity where the reference has a number, another shape, or a
 difference of more than half its largest value. Rounding must not make the same of it: the simulated
-rounding of half precision, or for float32 slightly changed inputs.
+rounding of half precision, or for float32 slightly changed inputs. If all inputs are integers, only
+NaN, infinity and another shape count in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,9 +46,10 @@ from pipeline.spec.verdicts import Check
 CHECK: Final = "inputs at the edges"
 _WRONG = 0.5  # of an output's largest value
 _LEAST = 0.01  # of its largest value over all edges: what is smaller counts as this
-_SMALL = 1e-6  # the relative change of inputs
+_SMALL = 1e-6  # the change of inputs, as a share of the ends of their range
 _IN_HALF = "Build with --precision auto, or keep the node in float32 by --recipe"
-_IN_FLOAT = "Replace the op in the model, or report the fault"
+_IN_FLOAT = "Pass such values with --inputs: then the report names the op"
+Rounded = Callable[[Sequence[Feed]], Iterable[Feed]]
 _MARGIN = 4  # the factor on what simulated rounding does, as in `pipeline.spec.noise`
 
 
@@ -56,14 +59,14 @@ class Edges:
 
     Args:
         reference: Runs the reference.
-        noise: Computes the outputs for these inputs with rounding.
+        rounded: Computes the outputs for these inputs with rounding; None if nothing does so.
         points, feeds: The sizes, with the edge as the label; and the inputs for each.
         plain: The outputs of the reference for each.
         failed: The edges at which the reference fails.
     """
 
     reference: Runner
-    noise: Callable[[Sequence[Feed]], Iterable[Feed]]
+    rounded: Rounded | None
     points: list[Point] = field(default_factory=list)
     feeds: list[Feed] = field(default_factory=list)
     plain: list[Feed] = field(default_factory=list)
@@ -74,7 +77,7 @@ class Edges:
         reference: Runner,
         interface: Interface,
         sizes: Mapping[str, int],
-        noise: Callable[[Sequence[Feed]], Iterable[Feed]],
+        rounded: Rounded | None,
         announce: Announce,
         watch: Stopwatch,
     ) -> Edges:
@@ -84,27 +87,25 @@ class Edges:
             reference: Runs the reference.
             interface: The inputs and their ranges.
             sizes: The size of every dim.
-            noise: Computes the outputs for given inputs with rounding.
+            rounded: Computes the outputs for given inputs with rounding.
             announce: Called with each run that begins.
             watch: Measures the runs.
         """
-        found = Edges(reference, noise)
+        found = Edges(reference, rounded)
         if all(i.values is not None or i.pattern for i in interface.inputs):
             return found
         feeds = [{i.name: i.edge(sizes, edge) for i in interface.inputs} for edge in EDGES]
-        run = None  # all edges in one session; after a failure, the rest in another one
-        for n, (edge, feed) in enumerate(zip(EDGES, feeds, strict=True)):
+        results = _tried(reference.run, feeds)
+        for edge, feed in zip(EDGES, feeds, strict=True):
             announce(f"{reference.name} with all inputs {edge}")
-            run = run or iter(reference.run(feeds[n:]))
-            try:
-                with watch("edges of the ranges"), collected():
-                    found.plain.append(next(run))
-            except Exception:  # any library error: such inputs make no sense for this model
-                run = None
+            with watch("edges of the ranges"):
+                plain = next(results)
+            if plain is None:  # such inputs make no sense for this model
                 found.failed.append(edge)
-            else:
-                found.points.append(Point(f"inputs {edge}", sizes))
-                found.feeds.append(feed)
+                continue
+            found.plain.append(plain)
+            found.points.append(Point(f"inputs {edge}", sizes))
+            found.feeds.append(feed)
         return found
 
     def wrong(self, n: int, got: Feed, tolerances: Mapping[str, Tolerance]) -> str:
@@ -117,7 +118,8 @@ class Edges:
         """
         for name, want in self.plain[n].items():
             if got[name].shape != want.shape:  # the values decide this size
-                wrong = self._noisy[n][name].shape == want.shape
+                noisy = self._noisy[n]
+                wrong = noisy is None or noisy[name].shape == want.shape
             elif want.dtype.kind != "f" or not want.size:
                 continue
             else:
@@ -138,19 +140,39 @@ class Edges:
         return Difference(want[known], got[known]).largest > max(_WRONG * scale, least)
 
     def _by_rounding(self, n: int, name: str, got: np.ndarray) -> bool:
-        """True if simulated rounding moves the output as far."""
-        want, noisy = self.plain[n][name], self._noisy[n][name]
-        if noisy.shape != want.shape:
-            return True
+        """True if rounding moves the output as far, or if nobody knows how far it does."""
+        want, noisy = self.plain[n][name], self._noisy[n]
         known = np.isfinite(want)
-        if not np.isfinite(got[known]).all():
-            return not np.isfinite(noisy[known]).all()
-        far = Difference(want[known], got[known]).largest
-        return far <= _MARGIN * Difference(want[known], noisy[known]).largest
+        broken = not np.isfinite(got[known]).all()
+        if noisy is None:
+            return not broken
+        if noisy[name].shape != want.shape:
+            return True
+        far = Difference(want[known], noisy[name][known]).largest
+        if broken or not math.isfinite(far):
+            return broken and not np.isfinite(noisy[name][known]).all()
+        return Difference(want[known], got[known]).largest <= _MARGIN * far
 
     @cached_property
-    def _noisy(self) -> list[Mapping[str, np.ndarray]]:
-        return list(self.noise(self.feeds))
+    def _noisy(self) -> list[Feed | None]:
+        if self.rounded is None:
+            return [None] * len(self.feeds)
+        return list(_tried(self.rounded, self.feeds))
+
+
+def _tried(run: Rounded, feeds: Sequence[Feed]) -> Iterator[Feed | None]:
+    """The outputs for each feed; None where the run fails. All run in one session until then."""
+    results: Iterator[Feed] | None = None
+    for n in range(len(feeds)):
+        results = results or iter(run(feeds[n:]))
+        try:
+            with collected():
+                found = next(results)
+        except Exception:  # any library error
+            results = None
+            yield None
+        else:
+            yield found
 
 
 def half_edges(
@@ -191,21 +213,26 @@ def float_edges(
     """
     inputs = interface.inputs
     least = min(planned, key=lambda point: elements(inputs, point.sizes)).sizes
-    return Edges.of(
-        reference, interface, least, lambda feeds: reference.run(map(_changed, feeds)), announce,
-        watch,
-    )  # fmt: skip
+    floats = any(np.dtype(i.dtype).kind == "f" for i in inputs)
+
+    def rounded(feeds: Sequence[Feed]) -> Iterable[Feed]:
+        return reference.run(_changed(feed, interface, least) for feed in feeds)
+
+    return Edges.of(reference, interface, least, rounded if floats else None, announce, watch)
 
 
-def _changed(feed: Feed) -> Feed:
-    """The inputs with a relative change as of float32's rounding. What is 0 stays exact."""
+def _changed(feed: Feed, interface: Interface, sizes: Mapping[str, int]) -> Feed:
+    """Floats with a small change, relative to the ends of their range and within them."""
     rng = np.random.default_rng(0)
-    return {
-        name: (array * (1 + _SMALL * rng.uniform(-1, 1, array.shape))).astype(array.dtype)
-        if array.dtype.kind == "f"
-        else array
-        for name, array in feed.items()
-    }
+    changed = dict(feed)
+    for one in interface.inputs:
+        array = feed[one.name]
+        if array.dtype.kind == "f":
+            low, high = one.range_at(sizes)
+            size = _SMALL * max(abs(low), abs(high))
+            noisy = array + size * rng.uniform(-1, 1, array.shape)
+            changed[one.name] = np.clip(noisy, low, high).astype(array.dtype)
+    return changed
 
 
 def check_edges(
@@ -236,12 +263,10 @@ def check_edges(
         name = edges.wrong(n, got, tolerances)
         if name:
             where, want = cause(edges.feeds[n]), edges.plain[n][name]
-            said = _said if got[name].shape == want.shape else _shape_said
             facts: Facts = {
                 "edge": point.label,
                 "output": name,
-                "got": said(got[name]),
-                "want": said(want),
+                **_said(got[name], want),
                 "reference": edges.reference.name,
                 "where": where and f" ({where})",
                 "do": _IN_HALF if runner.name == HALF else _IN_FLOAT,
@@ -270,11 +295,13 @@ def _largest(array: np.ndarray) -> float:
     return Difference(array, array).scale
 
 
-def _shape_said(array: np.ndarray) -> str:
-    return f"of shape {list(array.shape)}"
-
-
-def _said(array: np.ndarray) -> str:
-    if not np.isfinite(array).all():
-        return "NaN" if np.isnan(array).any() else "infinity"
-    return f"up to {_largest(array):.3g}"
+def _said(got: np.ndarray, want: np.ndarray) -> Facts:
+    """What an output is, and what the reference has, as text."""
+    if got.shape != want.shape:
+        return {"got": f"of shape {[*got.shape]}", "want": f"of shape {[*want.shape]}"}
+    known = np.isfinite(want)
+    got, want = got[known], want[known]
+    said = f"off by up to {Difference(want, got).largest:.3g}"
+    if not np.isfinite(got).all():
+        said = "NaN" if np.isnan(got).any() else "infinity"
+    return {"got": said, "want": f"up to {_largest(want):.3g}"}

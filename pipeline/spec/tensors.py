@@ -234,7 +234,7 @@ class Input:
         dtype = np.dtype(self.dtype)
         if self.pattern:
             return _mask(self.pattern, shape, rng).astype(dtype)
-        low, high = self._range_at(sizes)
+        low, high = self.range_at(sizes)
         if dtype.kind == "b":
             return np.asarray(rng.uniform(low, high, shape) > 0)  # () gives a scalar
         if dtype.kind in "iu":
@@ -255,7 +255,7 @@ class Input:
         if self.values is not None or self.pattern or dtype.kind == "b":
             return self.sample(sizes, 0)
         shape = shape_at(self.shape, sizes)
-        low, high = self._range_at(sizes)
+        low, high = self.range_at(sizes)
         middle = (low + high) / 2
         if dtype.kind == "f":
             rng = np.random.default_rng([0, *shape, *self.name.encode()])
@@ -281,7 +281,7 @@ class Input:
         )
         return self.pattern or "..".join(ends)
 
-    def _range_at(self, sizes: Mapping[str, int]) -> tuple[float, float]:
+    def range_at(self, sizes: Mapping[str, int]) -> tuple[float, float]:
         """The range at these sizes. Integers exclude its end.
 
         Raises:

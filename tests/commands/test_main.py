@@ -170,7 +170,7 @@ def test_inspect_fails_where_the_comparison_did(cli: Run, artifact: Path) -> Non
     code, output, errors = cli("inspect", artifact)
     assert (code, errors) == (1, "")
     assert "FAILED y of rewritten" in output
-    assert output.endswith("\n\nthe comparison FAILED: 14 problems\n")
+    assert output.endswith("\n\nthe comparison FAILED: 15 problems\n")
     code, output, _ = cli("inspect", artifact, "--json")
     assert code == 1
     assert json.loads(output)["ok"] is False
