@@ -107,9 +107,14 @@ def div(x: Value, other: Value, rounding_mode: str | None = None) -> Value:
     return core.aten_floor_divide(x, other) if rounding_mode == "floor" else op.Div(x, other)
 
 
-def floor_divide(x: Value, other: Value) -> Value:
-    """``x // other``; of integers, the exporter's translation."""
-    return floored(x, other) if _real(x, other) else core.aten_floor_divide(x, other)
+def floor_divide(x: Value | int, other: Value) -> Value:
+    """``x // other``; of integers, the exporter's translation, which takes no number."""
+    if _real(x, other):
+        return floored(x, other)
+    if isinstance(x, int):
+        x = op.CastLike(op.Constant(value_int=x), other)
+        x.dtype = other.dtype
+    return core.aten_floor_divide(x, other)
 
 
 def _real(*values: Any) -> bool:

@@ -1,7 +1,8 @@
 """erfinv, which torch's exporter can't translate, and functions that it writes badly (torch 2.13).
 
 It writes logsigmoid as ``log(sigmoid(x))``, which is -inf below -88. It writes logaddexp with
-exponentials that are infinite above 88.
+exponentials that are infinite above 88. It writes log1p as ``log(1 + x)`` and expm1 as
+``exp(x) - 1``, which lose the digits of a small x.
 
 The polynomials of erfinv are those of M. Giles, "Approximating the erfinv function" (GPU Computing
 Gems, 2012): the largest relative error in float32 is about 4e-7. torch's CUDA kernel is of the same
@@ -17,13 +18,15 @@ from typing import Any
 
 import torch
 from onnx import TensorProto
+from onnxscript.function_libs.torch_lib.ops import core  # the exporter's own; torch 2.13
 
 from pipeline.errors import ExportError
-from pipeline.export.ops.axes import in_float32
+from pipeline.export.ops.axes import FLOATS, in_float32
 from pipeline.export.ops.sizes import Value, floats, op
 
 aten: Any = torch.ops.aten
 _BORDER = 5.0
+_ATANH = (2 / 7, 2 / 5, 2 / 3, 2.0)  # the next term is below 2e-8 of the sum for z of -1/7..1/9
 _NEAR = (
     2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
     -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
@@ -57,18 +60,42 @@ def _polynomial(coefficients: tuple[float, ...], x: Value) -> Value:
     return total
 
 
+def log1p(x: Value) -> Value:
+    """``log1p``, by the series of ``2 * atanh(x / (2 + x))`` for a small x."""
+    return in_float32(x, _log1p) if x.dtype in FLOATS else core.aten_log1p(x)
+
+
+def _log1p(x: Value) -> Value:
+    z = op.Div(x, op.Add(x, floats(2.0)))
+    series = op.Mul(_polynomial(_ATANH, op.Mul(z, z)), z)
+    return op.Where(op.Less(op.Abs(x), floats(0.25)), series, op.Log(op.Add(x, floats(1.0))))
+
+
+def expm1(x: Value) -> Value:
+    """``expm1``, as ``2 * t / (1 - t)`` with ``t = tanh(x / 2)`` for a small x."""
+    if x.dtype not in FLOATS:
+        return op.Sub(op.Exp(x), op.CastLike(floats(1.0), x))
+    return in_float32(x, _expm1)
+
+
+def _expm1(x: Value) -> Value:
+    t, one = op.Tanh(op.Mul(x, floats(0.5))), floats(1.0)
+    near = op.Div(op.Mul(t, floats(2.0)), op.Sub(one, t))
+    return op.Where(op.Less(op.Abs(x), floats(0.5)), near, op.Sub(op.Exp(x), one))
+
+
 def log_sigmoid(x: Value) -> Value:
-    """``logsigmoid``, as ``min(x, 0) - log(1 + exp(-abs(x)))``."""
+    """``logsigmoid``, as ``min(x, 0) - log1p(exp(-abs(x)))``."""
     return in_float32(x, _log_sigmoid)
 
 
 def _log_sigmoid(x: Value) -> Value:
     below = op.Min(x, floats(0.0))
-    return op.Sub(below, op.Log(op.Add(floats(1.0), op.Exp(op.Neg(op.Abs(x))))))
+    return op.Sub(below, _log1p(op.Exp(op.Neg(op.Abs(x)))))
 
 
 def logaddexp(a: Value, b: Value) -> Value:
-    """``logaddexp``, as ``max(a, b) + log(1 + exp(-abs(a - b)))``."""
+    """``logaddexp``, as ``max(a, b) + log1p(exp(-abs(a - b)))``."""
     return _added(a, b, 1.0)
 
 
@@ -84,7 +111,7 @@ def _added(a: Value, b: Value, unit: float) -> Value:
     def added(wide: Value) -> Value:
         equal = op.Equal(wide, wide_b)  # infinities too
         apart = op.Where(equal, floats(0.0), op.Abs(op.Sub(wide, wide_b)))
-        more = op.Log(op.Add(floats(1.0), op.Exp(op.Mul(floats(-unit), apart))))
+        more = _log1p(op.Exp(op.Mul(floats(-unit), apart)))
         return op.Add(op.Max(wide, wide_b), op.Mul(floats(1.0 / unit), more))
 
     return in_float32(a, added)
@@ -100,6 +127,8 @@ def erfcx(x: Value) -> Value:
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.erfinv.default: erfinv,
+    aten.expm1.default: expm1,
+    aten.log1p.default: log1p,
     aten.logaddexp.default: logaddexp,
     aten.logaddexp2.default: logaddexp2,
     aten.special_erfcx.default: erfcx,

@@ -56,16 +56,22 @@ def _decomposed(program: torch.export.ExportedProgram, registry: Any) -> Any:
     """`decompose_with_registry`: a program whose ops all have translations."""
     registered = set(_decomp.get_onnx_implemented_overloads(registry))
     table = _decomp.create_onnx_friendly_decomposition_table(registered)
+    asserted = _only_asserted(program.graph)
     try:
-        return _by_ops(program, table, registered)
+        return _by_ops(program, asserted, table, registered)
     except Exception:  # `NotSimpleError`, or a value that torch has not noted
+        if any(node.target is _aten._is_all_true.default for node in asserted):
+            program = _without(program, asserted)  # torch.onnx has no translation of it
         return _own_decomposition(program, registry)
 
 
 def _by_ops(
-    program: torch.export.ExportedProgram, table: _Table, registered: Collection[Any]
+    program: torch.export.ExportedProgram,
+    asserted: Collection[Node],
+    table: _Table,
+    registered: Collection[Any],
 ) -> torch.export.ExportedProgram:
-    _check(program)
+    _check(program, asserted)
     targets, instead = without_writes(program.graph)
     composite, other = _exported._split_decomp_table_to_cia_and_python_decomp(dict(table))
     graph = Graph()
@@ -73,7 +79,7 @@ def _by_ops(
     with ExitStack() as stack:
         tracer = _Tracer(graph, composite, other, registered, stack)
         for node in program.graph.nodes:
-            if node.target in _ASSERTIONS:
+            if node in asserted:
                 continue
             args, kwargs = _read(node, instead, made)
             target = targets.get(node, node.target)
@@ -90,6 +96,24 @@ def _by_ops(
             else:
                 made[node] = tracer.inlined(node, target, args, kwargs)
     graph.eliminate_dead_code()
+    return _with(program, graph)
+
+
+def _without(
+    program: torch.export.ExportedProgram, nodes: Collection[Node]
+) -> torch.export.ExportedProgram:
+    """The program without some nodes."""
+    graph, made = Graph(), dict[Node, Node]()
+    for node in program.graph.nodes:
+        if node not in nodes:
+            made[node] = graph.node_copy(node, made.__getitem__)
+    return _with(program, graph, program.verifiers)
+
+
+def _with(
+    program: torch.export.ExportedProgram, graph: Graph, verifiers: list[Any] | None = None
+) -> torch.export.ExportedProgram:
+    """The program with another graph, and the verifiers of its ops; by default, of torch's core."""
     return torch.export.ExportedProgram(
         root=program.graph_module,
         graph=graph,
@@ -99,16 +123,29 @@ def _by_ops(
         module_call_graph=program.module_call_graph,
         example_inputs=program.example_inputs,
         constants=program.constants,
+        verifiers=verifiers,
     )
 
 
-def _check(program: torch.export.ExportedProgram) -> None:
+def _only_asserted(graph: Graph) -> set[Node]:
+    """The assertions, and the nodes whose values only assertions read."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        read = node.op == "call_function" and node.users and found.issuperset(node.users)
+        schema = getattr(node.target, "_schema", None)
+        writes = schema is not None and schema.is_mutable
+        if node.target in _ASSERTIONS or (read and not writes):
+            found.add(node)
+    return found
+
+
+def _check(program: torch.export.ExportedProgram, asserted: Collection[Node]) -> None:
     """Raises `NotSimpleError` for a program that only torch's own way handles."""
     signature = program.graph_signature
     simple = (
         all(spec.kind in _INPUTS for spec in signature.input_specs)
         and all(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
-        and all(map(_is_simple, program.graph.nodes))
+        and all(node in asserted or _is_simple(node) for node in program.graph.nodes)
     )
     if not simple:
         raise NotSimpleError

@@ -123,6 +123,35 @@ def test_logsigmoid(tmp_path, dtype) -> None:
         compare_op(functional.logsigmoid, path, [x.to(dtype)], near=near)
 
 
+SMALL = torch.cat([torch.logspace(-30, -0.01, 300), torch.tensor([0.25, 0.5])])
+
+
+@pytest.mark.parametrize("function", [torch.log1p, torch.expm1])
+def test_functions_of_a_small_number(tmp_path, function) -> None:
+    """Their values are as small, and have all digits; ``log(1 + x)`` has none below 6e-8."""
+    export_op(lambda x: function(x) / x, [random(5)], tmp_path / "m.onnx")
+    for x in (SMALL, -SMALL):
+        compare_op(lambda x: (function(x.double()) / x).float(), tmp_path / "m.onnx", [x], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("function", [torch.log1p, torch.expm1])
+def test_functions_of_any_number(tmp_path, function, dtype) -> None:
+    path, near = tmp_path / "m.onnx", 1e-3 if dtype == torch.float16 else 1e-6
+    export_op(function, [random(5).to(dtype)], path)
+    ends = torch.tensor([0.0, -0.0, -1, -2, INF, -INF, NAN])
+    for x in (torch.linspace(-0.999, 10, 999), ends):
+        compare_op(function, path, [x.to(dtype)], near=near)
+
+
+def test_the_digits_of_a_small_logsigmoid(tmp_path) -> None:
+    def function(x):
+        return functional.logsigmoid(x) * torch.exp(x)
+
+    export_op(function, [random(5)], tmp_path / "m.onnx")
+    compare_op(function, tmp_path / "m.onnx", [torch.linspace(5, 80, 99)], near=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("function", [torch.logaddexp, torch.logaddexp2])
 def test_logarithms_of_sums(tmp_path, function, dtype) -> None:

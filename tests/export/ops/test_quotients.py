@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from op_exports import export_op
+from op_exports import compare_op, export_op
 
 from pipeline.export.ops import exporter
 
@@ -98,3 +98,15 @@ def test_by_a_size(tmp_path, dtype) -> None:
         x[0] = n
         for got, want in zip(session.run(None, {"x0": x.numpy()}), function(x), strict=True):
             np.testing.assert_array_equal(got, want.numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_number_by_integers(tmp_path, dtype) -> None:
+    y = torch.tensor([1, 2, 7, 999, -1, -2, -7, -999], dtype=dtype)
+    path = tmp_path / "m.onnx"
+
+    def function(y):
+        return 1000 // y, -1000 // y, torch.floor_divide(y, 3)
+
+    export_op(function, [y], path)
+    compare_op(function, path, [y])

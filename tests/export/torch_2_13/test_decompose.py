@@ -280,3 +280,20 @@ def places(node: onnx.NodeProto) -> list[str]:
     found = {entry.key: entry.value for entry in node.metadata_props}
     names = found.get("pkg.torch.onnx.name_scopes", "").rpartition(",")[0]
     return [names, found.get("pkg.torch.onnx.stack_trace", "")]
+
+
+def _checked(x: torch.Tensor) -> torch.Tensor:
+    torch._check_tensor_all((x < 100).any(-1))
+    return x * 2
+
+
+def _checked_and_selected(x: torch.Tensor) -> torch.Tensor:
+    return _checked(x)[x > 0]  # its size is not known, so torch's own way has to do it
+
+
+@pytest.mark.parametrize("function", [_checked, _checked_and_selected])
+def test_checks_of_values_are_left_out(tmp_path: Path, function: Any) -> None:
+    """As transformers' `torch_compilable_check` writes them; they have no translation."""
+    model = export_op(function, [torch.randn(3, 5)], tmp_path / "m.onnx")
+    assert not {"Less", "ReduceMax", "And"} & {node.op_type for node in model.graph.node}
+    compare_op(function, tmp_path / "m.onnx", [torch.randn(4, 6)])
