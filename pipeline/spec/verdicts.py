@@ -197,7 +197,7 @@ class Verdict:
         if self.kind == "values-differ" and get("advice") is None:
             parts.append(_CLOSE if get("dtype") == "bool" else _TIES)
         if self.kind == "inconclusive" and get("advice") is None:
-            parts.append("Use a smaller atol")
+            parts.append(f"Use a smaller atol, such as --tolerance {self.output}=RTOL,ATOL")
         for advice, text in ADVICE.items():
             if get("advice") == advice:
                 parts.append(text.format_map({**self.facts, **self._precisions}))

@@ -98,7 +98,7 @@ def test_tolerance_under_which_zeros_pass_is_inconclusive() -> None:
     assert not result.passed and result.kind == "inconclusive"
     assert result.text == (
         "cannot be judged: every value of a is below atol=0.0001, so zeros would pass. "
-        "Use a smaller atol"
+        "Use a smaller atol, such as --tolerance y=RTOL,ATOL"
     )
     assert verdict(np.zeros(5, F32), np.zeros(5, F32))[0] is False
     assert verdict(np.zeros(5, np.int64), np.zeros(5, np.int64))[0]
