@@ -12,7 +12,7 @@ other functions of torch, and runs with slightly changed inputs instead.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from pipeline.spec.noise import EQUAL, Noise
 from pipeline.spec.noise_parts import MOST, Sample, measured
 
 _WIDE = 1 << 28  # most parameters of a model that is made float64 for a moment
+_CHOOSING = ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue")
 _HALF_SHOWS = 2.0**-15  # a relative difference that float32 rounding rarely makes; float16: 2**-11
 
 
@@ -91,7 +92,9 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
             every = samples.get(output.name, ())
             seen = [sample for sample in every if sample[1].any()]
             seen = seen if len(every) > 1 or fixed else []
-            own = measured(found, seen, where, how, _fixed_axes(exact for _, exact, _ in every))
+            axes = _fixed_axes(exact for _, exact, _ in every)
+            with _naming_choices(runs):
+                own = measured(found, seen, where, how, axes)
         outputs.append(replace(output, tolerance=own))
     widest = max((o.tolerance for o in outputs if o.tolerance), key=lambda t: t.atol)
     widest = replace(widest, axis=None, parts=())
@@ -102,6 +105,23 @@ def _fixed_axes(arrays: Iterable[np.ndarray]) -> list[int]:
     """The axes that have one size in all arrays."""
     return [n for n, sizes in enumerate(zip(*(a.shape for a in arrays), strict=False))
             if len(set(sizes)) == 1]  # fmt: skip
+
+
+@contextlib.contextmanager
+def _naming_choices(runs: Sequence[Run]) -> Iterator[None]:
+    """Adds the functions that take elements by their order to the text of an `InputError`."""
+    try:
+        yield
+    except InputError as error:
+        names = {getattr(function, "__name__", "") for run in runs for function in run.called}
+        found = [name for name in _CHOOSING if name in names]
+        if not found:
+            raise
+        raise InputError(
+            f"{error}. The model calls {' and '.join(found)}: where values are nearly equal, "
+            "rounding decides which of them it takes. Random weights make such values (--weights "
+            "loads trained ones)"
+        ) from error
 
 
 def _has_tolerance(spec: ModelSpec, name: str) -> bool:

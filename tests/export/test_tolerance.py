@@ -173,6 +173,18 @@ def test_none_is_given_where_rounding_grows_without_end(tmp_path: Path) -> None:
     )
 
 
+def test_what_takes_nearly_equal_values_is_named(tmp_path: Path) -> None:
+    """All scores are 1 in float32, as those of a detector with random weights nearly are."""
+
+    class Ties(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            flat = x.flatten(1)
+            return flat.gather(1, (1 + flat * 1e-12).topk(3).indices)
+
+    with pytest.raises(InputError, match="The model calls topk: where values are nearly equal"):
+        export(spec_of(Ties), None, tmp_path / "m.onnx")
+
+
 @pytest.mark.parametrize(
     "forward",
     [lambda x: x / 0, lambda x: torch.log(x - 2), lambda x: torch.full_like(x, torch.inf) - x],
