@@ -7,16 +7,15 @@ of a table that is large, and no random image is all 0. So models also run with 
 `pipeline.spec.tensors.Input.edge`. torch, exported.onnx and model.onnx run at small sizes, because
 in float32 a fault there does not depend on the size. half.onnx runs at large ones.
 
-Rounding alone may move an output much there, such as a norm of a constant. So only an output that
-is wholly wrong counts: NaN or infinity where the reference has a number, another shape, or a
-difference of more than half its largest value. Rounding must not make the same of it: the simulated
-rounding of half precision, or for float32 slightly changed inputs. If all inputs are integers, only
-NaN, infinity and another shape count in float32.
+Rounding alone may move an output much there, such as a norm of a constant. So only what is wholly
+wrong counts: another shape, and in a floating-point output NaN or infinity where the reference has
+a number, or a difference of more than half its largest value. Rounding must not make the same of
+it: the simulated rounding of half precision, or for float32 slightly changed inputs. If no such
+input is drawn from a range, a difference alone does not count in float32.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,8 +26,8 @@ import numpy as np
 
 from pipeline.compare.rounding_tolerance import NoiseRunner
 from pipeline.compare.run_names import HALF
-from pipeline.compare.runners import RunFailed, outputs
-from pipeline.errors import first_line
+from pipeline.compare.runners import outputs
+from pipeline.errors import PipelineError, first_line
 from pipeline.graph.session import OnnxRunner
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.progress import Announce
@@ -40,17 +39,18 @@ from pipeline.spec.findings import Facts
 from pipeline.spec.interface import Interface
 from pipeline.spec.profiles import Point
 from pipeline.spec.runner import Runner
-from pipeline.spec.tensors import EDGES, Feed, Precision, Tolerance
+from pipeline.spec.tensors import EDGES, Feed, Input, Precision, Tolerance
 from pipeline.spec.verdicts import Check
 
 CHECK: Final = "inputs at the edges"
 _WRONG = 0.5  # of an output's largest value
 _LEAST = 0.01  # of its largest value over all edges: what is smaller counts as this
 _SMALL = 1e-6  # the change of inputs, as a share of the ends of their range
-_IN_HALF = "Build with --precision auto, or keep the node in float32 by --recipe"
-_IN_FLOAT = "Pass such values with --inputs: then the report names the op"
+_MARGIN = 4  # the factor on what rounding does, as in `pipeline.spec.noise`
+_IN_HALF = "Build with --precision auto, or keep nodes in float32 by --recipe"
+_IN_FLOAT = "Pass such values with --inputs to find the op"
+
 Rounded = Callable[[Sequence[Feed]], Iterable[Feed]]
-_MARGIN = 4  # the factor on what simulated rounding does, as in `pipeline.spec.noise`
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Edges:
         rounded: Computes the outputs for these inputs with rounding; None if nothing does so.
         points, feeds: The sizes, with the edge as the label; and the inputs for each.
         plain: The outputs of the reference for each.
-        failed: The edges at which the reference fails.
+        failed: The edges at which the reference fails, or has no number in its outputs.
     """
 
     reference: Runner
@@ -100,7 +100,8 @@ class Edges:
             announce(f"{reference.name} with all inputs {edge}")
             with watch("edges of the ranges"):
                 plain = next(results)
-            if plain is None:  # such inputs make no sense for this model
+            if plain is None or not any(_has_numbers(array) for array in plain.values()):
+                # such inputs make no sense for this model
                 found.failed.append(edge)
                 continue
             found.plain.append(plain)
@@ -117,47 +118,53 @@ class Edges:
             tolerances: The tolerance of each output, by name. A difference within it is right.
         """
         for name, want in self.plain[n].items():
+            if name not in got:  # the comparison says so
+                continue
             if got[name].shape != want.shape:  # the values decide this size
                 noisy = self._noisy[n]
                 wrong = noisy is None or noisy[name].shape == want.shape
-            elif want.dtype.kind != "f" or not want.size:
-                continue
             else:
-                wrong = self._off(want, got[name], name, tolerances[name])
-                wrong = wrong and not self._by_rounding(n, name, got[name])
+                wrong = want.dtype.kind == "f" and self._off(n, name, got[name], tolerances[name])
             if wrong:
                 return name
         return ""
 
-    def _off(self, want: np.ndarray, got: np.ndarray, name: str, allowed: Tolerance) -> bool:
+    def _off(self, n: int, name: str, got: np.ndarray, allowed: Tolerance) -> bool:
+        """True if a floating-point output is wholly wrong, and rounding does not do the same.
+
+        Elements that are no number in the reference, or by rounding, do not count.
+        """
+        want = self.plain[n][name]
+        scale = max(_largest(want), _LEAST * max(_largest(feed[name]) for feed in self.plain))
+        most = max(_WRONG * scale, allowed.atol + allowed.rtol * _largest(want))
         known = np.isfinite(want)
-        if not known.any():
+        if np.isfinite(got[known]).all() and _far(want[known], got[known]) <= most:
             return False
+        noisy = self._noisy[n]
+        rounded = want if noisy is None else noisy[name]
+        if rounded.shape != want.shape:
+            return False
+        known &= np.isfinite(rounded)
         if not np.isfinite(got[known]).all():
             return True
-        scale = max(_largest(want), _LEAST * max(_largest(feed[name]) for feed in self.plain))
-        least = allowed.atol + allowed.rtol * _largest(want)
-        return Difference(want[known], got[known]).largest > max(_WRONG * scale, least)
-
-    def _by_rounding(self, n: int, name: str, got: np.ndarray) -> bool:
-        """True if rounding moves the output as far, or if nobody knows how far it does."""
-        want, noisy = self.plain[n][name], self._noisy[n]
-        known = np.isfinite(want)
-        broken = not np.isfinite(got[known]).all()
-        if noisy is None:
-            return not broken
-        if noisy[name].shape != want.shape:
-            return True
-        far = Difference(want[known], noisy[name][known]).largest
-        if broken or not math.isfinite(far):
-            return broken and not np.isfinite(noisy[name][known]).all()
-        return Difference(want[known], got[known]).largest <= _MARGIN * far
+        if self.rounded is None:  # nobody knows how far rounding moves it
+            return False
+        far = _far(want[known], got[known])
+        return far > max(most, _MARGIN * _far(want[known], rounded[known]))
 
     @cached_property
     def _noisy(self) -> list[Feed | None]:
         if self.rounded is None:
             return [None] * len(self.feeds)
         return list(_tried(self.rounded, self.feeds))
+
+
+def _has_numbers(array: np.ndarray) -> bool:
+    return array.dtype.kind != "f" or not array.size or bool(np.isfinite(array).any())
+
+
+def _far(want: np.ndarray, got: np.ndarray) -> float:
+    return Difference(want, got).largest if want.size else 0.0
 
 
 def _tried(run: Rounded, feeds: Sequence[Feed]) -> Iterator[Feed | None]:
@@ -213,12 +220,17 @@ def float_edges(
     """
     inputs = interface.inputs
     least = min(planned, key=lambda point: elements(inputs, point.sizes)).sizes
-    floats = any(np.dtype(i.dtype).kind == "f" for i in inputs)
+    floats = any(map(_is_drawn, inputs))
 
     def rounded(feeds: Sequence[Feed]) -> Iterable[Feed]:
         return reference.run(_changed(feed, interface, least) for feed in feeds)
 
     return Edges.of(reference, interface, least, rounded if floats else None, announce, watch)
+
+
+def _is_drawn(one: Input) -> bool:
+    """True for floats of a range, which can change a little."""
+    return np.dtype(one.dtype).kind == "f" and one.values is None
 
 
 def _changed(feed: Feed, interface: Interface, sizes: Mapping[str, int]) -> Feed:
@@ -227,9 +239,9 @@ def _changed(feed: Feed, interface: Interface, sizes: Mapping[str, int]) -> Feed
     changed = dict(feed)
     for one in interface.inputs:
         array = feed[one.name]
-        if array.dtype.kind == "f":
+        if _is_drawn(one):
             low, high = one.range_at(sizes)
-            size = _SMALL * max(abs(low), abs(high))
+            size = max(_SMALL, float(np.finfo(array.dtype).eps)) * max(abs(low), abs(high))
             noisy = array + size * rng.uniform(-1, 1, array.shape)
             changed[one.name] = np.clip(noisy, low, high).astype(array.dtype)
     return changed
@@ -257,7 +269,7 @@ def check_edges(
     for n, point in enumerate(edges.points):
         try:
             got = next(found)
-        except RunFailed as error:
+        except PipelineError as error:
             reason = {"reason": f"with all {point.label}: {first_line(error)}"}
             return [Check(CHECK, runner.name, "run-failed", dict(point.sizes), reason)]
         name = edges.wrong(n, got, tolerances)
@@ -274,7 +286,8 @@ def check_edges(
             return [Check(CHECK, runner.name, "wrong-at-an-edge", dict(point.sizes), facts)]
     if not edges.feeds and not edges.failed:
         return []
-    left = f"; {edges.reference.name} fails with all inputs {', '.join(edges.failed)}"
+    failed = ", ".join(edges.failed)
+    left = f"; {edges.reference.name} fails, or has no number, with all inputs {failed}"
     facts = {"count": len(edges.points), "left": left if edges.failed else ""}
     return [Check(CHECK, runner.name, "right-at-edges", facts=facts)]
 

@@ -60,7 +60,7 @@ def _split(equation: str, tensors: Sequence[Value]) -> tuple[_Operand, _Operand,
         if len(counts) > 1 or "..." not in result:
             return None
         free = [label for label in string.ascii_letters if label not in text]
-        instead = "".join(free[: counts.pop()])
+        instead = "".join(free[: counts.pop() if counts else 0])
         terms, result = [t.replace("...", instead) for t in terms], result.replace("...", instead)
     a, b = (_Operand(x, term) for x, term in zip(tensors, terms, strict=True))
     plain = (

@@ -102,6 +102,8 @@ def div(x: Value, other: Value, rounding_mode: str | None = None) -> Value:
     """``div`` with a rounding mode; torch's exporter divides integers in float32."""
     if rounding_mode == "floor" and _real(x, other):
         return floored(x, other)
+    if rounding_mode is not None:
+        x = _like(x, other)
     if rounding_mode is None or x.dtype not in _INTEGERS:
         return core.aten_div_mode(x, other, rounding_mode=rounding_mode)
     return core.aten_floor_divide(x, other) if rounding_mode == "floor" else op.Div(x, other)
@@ -111,10 +113,16 @@ def floor_divide(x: Value | int, other: Value) -> Value:
     """``x // other``; of integers, the exporter's translation, which takes no number."""
     if _real(x, other):
         return floored(x, other)
-    if isinstance(x, int):
-        x = op.CastLike(op.Constant(value_int=x), other)
-        x.dtype = other.dtype
-    return core.aten_floor_divide(x, other)
+    return core.aten_floor_divide(_like(x, other), other)
+
+
+def _like(x: Value | int, other: Value) -> Value:
+    """A number as a tensor of the other's dtype."""
+    if not isinstance(x, int):
+        return x
+    made = op.CastLike(op.Constant(value_int=x), other)
+    made.dtype = other.dtype
+    return made
 
 
 def _real(*values: Any) -> bool:

@@ -106,7 +106,9 @@ def _without(
     graph, made = Graph(), dict[Node, Node]()
     for node in program.graph.nodes:
         if node not in nodes:
-            made[node] = graph.node_copy(node, made.__getitem__)
+            made[node] = new = graph.node_copy(node, made.__getitem__)
+            if node.op == "placeholder":
+                new.name = node.name  # as in `_copied`
     return _with(program, graph, program.verifiers)
 
 
@@ -131,10 +133,10 @@ def _only_asserted(graph: Graph) -> set[Node]:
     """The assertions, and the nodes whose values only assertions read."""
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        read = node.op == "call_function" and node.users and found.issuperset(node.users)
+        feeds = node.op == "call_function" and node.users and found.issuperset(node.users)
         schema = getattr(node.target, "_schema", None)
         writes = schema is not None and schema.is_mutable
-        if node.target in _ASSERTIONS or (read and not writes):
+        if node.target in _ASSERTIONS or (feeds and not writes):
             found.add(node)
     return found
 

@@ -27,6 +27,7 @@ PRODUCTS = [
     "...ij,...jk->...ik",
     "...ij,jk->...ik",
     "ij,kj->ki",
+    "ij,jk->...ik",
 ]
 OUTER = ["bi,bj->bij", "bcij,c->bcij", "i,j->ji", "bhw,bchw->cbwh", "b,b->b", "i,->i"]
 OTHERS = [

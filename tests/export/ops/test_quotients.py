@@ -106,7 +106,8 @@ def test_a_number_by_integers(tmp_path, dtype) -> None:
     path = tmp_path / "m.onnx"
 
     def function(y):
-        return 1000 // y, -1000 // y, torch.floor_divide(y, 3)
+        quotients = [torch.div(1000, y, rounding_mode=mode) for mode in ("floor", "trunc")]
+        return 1000 // y, -1000 // y, torch.floor_divide(y, 3), *quotients
 
     export_op(function, [y], path)
     compare_op(function, path, [y])

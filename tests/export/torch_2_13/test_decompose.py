@@ -287,11 +287,12 @@ def _checked(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def _checked_and_selected(x: torch.Tensor) -> torch.Tensor:
-    return _checked(x)[x > 0]  # its size is not known, so torch's own way has to do it
+class _CheckedAndSelected(nn.Module):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # a name of Python
+        return _checked(input)[input > 0]  # of an unknown size, so torch's own way has to do it
 
 
-@pytest.mark.parametrize("function", [_checked, _checked_and_selected])
+@pytest.mark.parametrize("function", [_checked, _CheckedAndSelected()])
 def test_checks_of_values_are_left_out(tmp_path: Path, function: Any) -> None:
     """As transformers' `torch_compilable_check` writes them; they have no translation."""
     model = export_op(function, [torch.randn(3, 5)], tmp_path / "m.onnx")
