@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import onnx
 
 from pipeline.compare.rounding_tolerance import NoiseRunner
 from pipeline.compare.run_names import HALF
 from pipeline.compare.runners import outputs
 from pipeline.errors import PipelineError, first_line
+from pipeline.graph.files import nodes_of
 from pipeline.graph.session import OnnxRunner
 from pipeline.machine.polygraphy import collected
 from pipeline.machine.progress import Announce
@@ -192,6 +194,8 @@ def half_edges(
 ) -> Edges:
     """The edges for a model in half precision: at the largest sizes, with the least batch.
 
+    There are none if the model may not end.
+
     Args:
         model: The ONNX file before half precision.
         interface: The inputs and their ranges.
@@ -199,10 +203,17 @@ def half_edges(
         planned: The sizes of the comparison.
         announce, watch: See `Edges.of`.
     """
-    return Edges.of(
-        OnnxRunner(model, "model.onnx"), interface, _largest_sizes(interface, planned),
-        NoiseRunner(model, precision).run, announce, watch,
-    )  # fmt: skip
+    reference, rounded = OnnxRunner(model, "model.onnx"), NoiseRunner(model, precision).run
+    if may_not_end(model):
+        return Edges(reference, rounded)
+    sizes = _largest_sizes(interface, planned)
+    return Edges.of(reference, interface, sizes, rounded, announce, watch)
+
+
+def may_not_end(model: Path) -> bool:
+    """Whether an ONNX file has a loop, which inputs that make no sense may make endless."""
+    graph = onnx.load(model, load_external_data=False).graph
+    return any(node.op_type == "Loop" for node in nodes_of(graph))
 
 
 def float_edges(

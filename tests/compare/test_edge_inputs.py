@@ -11,7 +11,13 @@ import onnx
 import onnx.parser
 import pytest
 
-from pipeline.compare.edge_inputs import Edges, check_edges, float_edges, half_edges
+from pipeline.compare.edge_inputs import (
+    Edges,
+    check_edges,
+    float_edges,
+    half_edges,
+    may_not_end,
+)
 from pipeline.compare.half_overflow import first_overflow
 from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.half_search import search
@@ -329,3 +335,20 @@ def test_an_edge_without_a_number_is_named() -> None:
         "no output is wholly wrong for 3 kinds of inputs; torch fails, or has no number, with all "
         "inputs 0"
     )
+
+
+def test_a_model_with_a_loop_is_left_out(tmp_path: Path) -> None:
+    """An image of zeros never doubles to 100."""
+    path = write(tmp_path, "y = Relu(x)")
+    assert not may_not_end(path)
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[b,8,h,w] x) => (float[b,8,h,w] y) {
+        go = Constant<value = bool {1}>()
+        y = Loop (, go, x) <body = body (int64 n, bool c, float[b,8,h,w] z) =>
+            (bool d, float[b,8,h,w] twice)
+            { twice = Add(z, z) s = ReduceMax<keepdims = 0>(twice)
+              e = Constant<value = float {100}>() d = Less(s, e) }> }"""
+    )
+    onnx.save(model, path)
+    edges = edges_of(path, interface())
+    assert not edges.feeds and checked(edges) == []
