@@ -9,7 +9,7 @@ import torch
 
 from pipeline.errors import InputError, SizeError
 from pipeline.export.torch_messages import of_rounding
-from pipeline.probe.eager import output_sizes
+from pipeline.probe.eager import EagerModule, output_sizes
 from pipeline.probe.fit import fit_line
 from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim, DimExpr, evaluate, kept_rules, sizes_text
@@ -57,8 +57,8 @@ def true_shapes(
     Raises:
         SizeError: torch's formula is wrong, and no quotient gives the module's sizes.
     """
-    inputs = inner_inputs(spec)
-    dims = {dim.name: dim for i in inputs for dim in i.dims}
+    eager = EagerModule(inner_inputs(spec), module, seed)
+    dims = {dim.name: dim for i in eager.inputs for dim in i.dims}
     probes = [{name: getattr(dim, at) for name, dim in dims.items()} for at in ("opt", "max")]
     bent = [str(size) for shape in shapes for size in shape if _BENT.search(str(size))]
     if bent:
@@ -72,7 +72,7 @@ def true_shapes(
     for sizes in probes:
         if not kept_rules(spec.rules, sizes):
             continue
-        got = output_sizes(inputs, module, seed, sizes)
+        got = output_sizes(eager, sizes)
         if got is not None and len(got) == len(shapes):
             seen.append((sizes, got))
     result = []

@@ -24,6 +24,8 @@ from pipeline.spec.tensors import Feed, Input
 if TYPE_CHECKING:
     import torch
 
+    from pipeline.probe.fake_caches import FakeCaches
+
 _EAGER = 1 << 18  # the most input elements of a run with values
 
 
@@ -45,6 +47,13 @@ class EagerModule:
     def state(self) -> ModuleState:
         """What the module keeps when this is first read: recording it takes longer than a call."""
         return ModuleState(self.module)
+
+    @cached_property
+    def caches(self) -> FakeCaches:
+        """The caches to empty after a run as shapes: to look for them takes 0.1 s."""
+        from pipeline.probe.fake_caches import FakeCaches
+
+        return FakeCaches()
 
     def args(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         """Random inputs at these dim sizes, in order."""
@@ -71,9 +80,7 @@ def example_args(
     return tuple(torch.from_numpy(i.sample(sizes, seed)) for i in inputs)
 
 
-def output_sizes(
-    inputs: Sequence[Input], module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
-) -> list[tuple[int, ...]] | None:
+def output_sizes(eager: EagerModule, sizes: Mapping[str, int]) -> list[tuple[int, ...]] | None:
     """The shapes of the module's outputs at these sizes, by running it without torch.export.
 
     Large inputs are run as shapes without values. Returns None if the module does not run.
@@ -81,15 +88,15 @@ def output_sizes(
     import torch
 
     try:
-        with torch.no_grad(), quiet(), untouched(module):
-            result = _called(inputs, module, seed, sizes, elements(inputs, sizes) <= _EAGER)
+        with torch.no_grad(), quiet(), untouched(eager.module):
+            result = _called(eager, sizes, elements(eager.inputs, sizes) <= _EAGER)
             return [tuple(int(n) for n in t.shape) for t in flat_tensors(result)]
     except Exception:
         return None
 
 
 def inner_sizes(
-    inputs: Sequence[Input], module: torch.nn.Module, seed: int, sizes: Mapping[str, int]
+    eager: EagerModule, sizes: Mapping[str, int]
 ) -> list[tuple[str, tuple[int, ...]]] | None:
     """Each operator that a call of the module runs, with the shape of each tensor that it returns.
 
@@ -114,19 +121,17 @@ def inner_sizes(
             )
             return result
 
-    small = elements(inputs, sizes) <= _EAGER
+    small = elements(eager.inputs, sizes) <= _EAGER
     for values in (False, True) if small else (False,):
         found.clear()
-        with contextlib.suppress(Exception), torch.no_grad(), quiet(), untouched(module):
-            _called(inputs, module, seed, sizes, values, Record())  # type: ignore[no-untyped-call]
+        with contextlib.suppress(Exception), torch.no_grad(), quiet(), untouched(eager.module):
+            _called(eager, sizes, values, Record())  # type: ignore[no-untyped-call]
             return found
     return None
 
 
 def _called(
-    inputs: Sequence[Input],
-    module: torch.nn.Module,
-    seed: int,
+    eager: EagerModule,
     sizes: Mapping[str, int],
     values: bool,
     under: contextlib.AbstractContextManager[Any] | None = None,
@@ -135,25 +140,23 @@ def _called(
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from pipeline.probe.fake_caches import FakeCaches
-
     under = under or contextlib.nullcontext()
     if values:
-        args = example_args(inputs, seed, sizes)
+        args = eager.args(sizes)
         with under:
-            return module(*args)
+            return eager.module(*args)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             args = tuple(
                 torch.empty(
                     shape_at(i.shape, sizes), dtype=torch.from_numpy(np.empty(0, i.dtype)).dtype
                 )
-                for i in inputs
+                for i in eager.inputs
             )
             with under:
-                return module(*args)
+                return eager.module(*args)
     finally:
-        FakeCaches().clear()
+        eager.caches.clear()
 
 
 def call_module(module: torch.nn.Module, feed: Feed) -> Any:

@@ -11,6 +11,7 @@ import functools
 import gc
 import sys
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -26,7 +27,8 @@ class FakeCaches:
     An object looks for caches once, and again after an import.
     """
 
-    _seen: ClassVar[dict[int, tuple[Any, Any]]] = {}  # each cache, and its counts at the last look
+    # each cache, and its counts at the last look; a reference would keep a model alive
+    _seen: ClassVar[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
 
     def __init__(self) -> None:
         self._modules = 0
@@ -37,14 +39,14 @@ class FakeCaches:
             self._modules = len(sys.modules)
             for found in gc.get_objects():
                 if type(found) is _CACHE:
-                    self._seen.setdefault(id(found), (found, None))
-        for key, (cache, before) in self._seen.items():
+                    self._seen.setdefault(found, None)
+        for cache, before in list(self._seen.items()):
             counts = cache.cache_info()
             if counts == before or not counts.currsize:
                 continue
             if _has_fakes(cache):
                 cache.cache_clear()
-            self._seen[key] = cache, cache.cache_info()
+            self._seen[cache] = cache.cache_info()
 
 
 def _has_fakes(cache: Any) -> bool:

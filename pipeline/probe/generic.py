@@ -42,7 +42,7 @@ def generic_examples(eager: EagerModule, rules: Sequence[str]) -> list[dict[str,
     def steps(sizes: Mapping[str, int]) -> _Steps | None:
         key = tuple(sizes.values())
         if key not in seen:
-            seen[key] = inner_sizes(eager.inputs, eager.module, eager.seed, sizes)
+            seen[key] = inner_sizes(eager, sizes)
         return seen[key]
 
     wanted = steps(opts)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from pipeline.errors import ExportError, InputError
 from pipeline.export.export import OPSET, _check_inferred, export, reference
 from pipeline.machine.libraries import import_torchvision
-from pipeline.probe.eager import output_sizes
+from pipeline.probe.eager import EagerModule, output_sizes
 from pipeline.spec.dims import Dim, evaluate
 from pipeline.spec.model import Input, ModelSpec, Output, Tolerance
 from pipeline.spec.profiles import Profile, points
@@ -383,7 +383,8 @@ def test_looking_at_shapes_leaves_no_tensor_without_values_in_the_model() -> Non
     big = Input("x", (1, 3, Dim("h", 400, 500, 4000), Dim("w", 400, 500, 4000)))
     module = Cache()
     before = module(torch.zeros(1, 1)), module.ramp
-    assert output_sizes([big], module, 0, {"h": 4000, "w": 3000}) == [(1, 3, 4000, 3000)]
+    eager = EagerModule((big,), module, 0)
+    assert output_sizes(eager, {"h": 4000, "w": 3000}) == [(1, 3, 4000, 3000)]
     assert module.ramp is before[1]
 
 

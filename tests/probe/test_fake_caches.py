@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from pathlib import Path
 
 import torch
 
 from pipeline.convert.driver import run_export
-from pipeline.probe.eager import inner_sizes
+from pipeline.probe.eager import EagerModule, inner_sizes
 from pipeline.probe.torch_runner import TorchProbe
 from pipeline.spec.config import Config
 from pipeline.spec.dims import Dim
@@ -52,13 +54,35 @@ def test_neither_does_a_look_at_sizes_or_a_trace(tmp_path: Path) -> None:
             return x + steps(6)
 
     net, inputs = Net(), (Input("x", (Dim("n", 2, 4, 8), 6)),)
-    assert inner_sizes(inputs, net, 0, {"n": 4})
+    assert inner_sizes(EagerModule(inputs, net, 0), {"n": 4})
     assert steps.cache_info().currsize == 0
     probe = TorchProbe(inputs, net, 0)
     net(torch.zeros(2, 6))
     assert probe.shapes({"n": 4}) is True  # with the cached tensor
     steps.cache_clear()
-    inner_sizes(inputs, net, 0, {"n": 5})
+    inner_sizes(EagerModule(inputs, net, 0), {"n": 5})
     assert steps.cache_info().currsize == 0  # also if an object counted as many misses before
     run_export(Config(ModelSpec("m", lambda _: net, inputs, (Output("y"),)), out=tmp_path / "m"))
     assert type(steps(6)) is torch.Tensor
+
+
+def test_a_conversion_keeps_no_model_alive(tmp_path: Path) -> None:
+    models: list[weakref.ref[torch.nn.Module]] = []
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # the search for the branch caches what it knows of the model
+            if x.shape[0] > 3:
+                x = torch.nn.functional.pad(x, (0, 0, 0, 1))
+            return x * 2
+
+    def make(_: object) -> torch.nn.Module:
+        net = Net()
+        models.append(weakref.ref(net))
+        return net
+
+    inputs = (Input("x", (Dim("n", 2, 4, 8), 6)),)
+    for name in ("first", "second"):
+        run_export(Config(ModelSpec(name, make, inputs, (Output("y"),)), out=tmp_path / name))
+    gc.collect()
+    assert [made() for made in models] == [None] * len(models) != []
