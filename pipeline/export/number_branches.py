@@ -38,10 +38,14 @@ _Codes = Mapping[tuple[str, int], CodeType]  # code by its name and first line
 
 
 @contextlib.contextmanager
-def selecting(lines: Collection[Line]) -> Iterator[None]:
+def selecting(lines: Collection[Line], classes: Collection[type] = ()) -> Iterator[None]:
     """While it is active, the branches at these lines are arithmetic, where they can be.
 
-    Only functions and methods that a module's names lead to are changed.
+    Only functions and methods are changed to which a Python module's names or the classes lead.
+
+    Args:
+        lines: The lines.
+        classes: The classes of the model's modules; a function may have defined them.
 
     Raises:
         Undecided: the model writes into a tensor that such a branch pads, crops or chooses.
@@ -49,7 +53,7 @@ def selecting(lines: Collection[Line]) -> Iterator[None]:
     new: dict[tuple[Any, str], Any] = {}
     for file in {file for file, _ in lines}:
         codes = _compiled(file, frozenset(line for other, line in lines if other == file))
-        for function in _functions(file) if codes else ():
+        for function in _functions(file, classes) if codes else ():
             code = function.__code__
             other = codes.get(_key(code))
             if other is not None and other.co_freevars == code.co_freevars:
@@ -58,7 +62,7 @@ def selecting(lines: Collection[Line]) -> Iterator[None]:
         yield
 
 
-def _functions(file: str) -> list[FunctionType]:
+def _functions(file: str, classes: Collection[type]) -> list[FunctionType]:
     """The functions of a file, and those inside their wrappers."""
     found: dict[int, FunctionType] = {}
     seen: set[int] = set()
@@ -84,10 +88,10 @@ def _functions(file: str) -> list[FunctionType]:
 
     modules = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file]
     names = {module.__name__ for module in modules}
-    for module in modules:
-        for value in list(vars(module).values()):
-            if isinstance(value, _WITH_CODE):
-                visit(value)
+    named = [value for module in modules for value in vars(module).values()]
+    for value in (*named, *(base for one in classes for base in one.__mro__)):
+        if isinstance(value, _WITH_CODE):
+            visit(value)
     return list(found.values())
 
 

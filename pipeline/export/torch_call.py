@@ -34,7 +34,6 @@ from pipeline.export.torch_2_13 import mended
 from pipeline.export.torch_messages import export_failed, root_name
 from pipeline.machine.resources import Stopwatch
 from pipeline.probe.eager import EagerModule, model_line, quiet
-from pipeline.probe.fake_caches import FakeCaches
 from pipeline.probe.generic import generic_examples
 from pipeline.probe.sample_sizes import dims_of
 from pipeline.spec.dims import Dim, DimExpr, Size
@@ -213,14 +212,14 @@ def _tracing(task: Task, declared: Mapping[tuple[str, int], Size]) -> Iterator[l
         task.eager.state.restored(),
         mended(task.eager.module, declared),
         _without_cache().used(),
-        selecting(task.arithmetic),
+        selecting(task.arithmetic, {type(m) for m in task.eager.module.modules()}),
         listening() as asked,
     ):
         try:
             yield asked
         finally:
             task.heard.update(one.place for one in asked if one.place is not None)
-            FakeCaches().clear()
+            task.eager.caches.clear()
 
 
 def declared_sizes(inputs: Sequence[Input], module: torch.nn.Module) -> dict[tuple[str, int], Size]:

@@ -182,6 +182,21 @@ def test_branches_that_choose_numbers_keep_every_size(tmp_path, monkeypatch, fun
         export(spec, None, tmp_path / "m.onnx")
 
 
+def test_a_class_that_a_function_defines(tmp_path) -> None:
+    def made(rows):
+        class Inner(torch.nn.Module):
+            def forward(self, x):
+                if x.shape[2] > 15:
+                    x = functional.pad(x, (0, 0, 0, rows))
+                return x * 2
+
+        return torch.nn.Sequential(Inner())
+
+    spec = ModelSpec("net", lambda _: made(3), (Input("x", SIZES),), (Output("y"),))
+    assert not export(spec, None, tmp_path / "m.onnx").refinements
+    check_every_size(spec, tmp_path / "m.onnx")
+
+
 def tensors(x):
     if x.shape[2] > 15:
         x = x * 2
