@@ -30,6 +30,7 @@ from pipeline.spec.dims import Dim, kept_rules
 _READ = 1 << 12  # most sizes at which a condition is evaluated one by one
 PAIRS = 200  # see `SideSearch.pairs`
 _ELEMENTS = 1 << 21  # most input elements of a comparison on the other side of a choice
+_TOGETHER = 4  # fewer sets of sizes are evaluated one by one
 _COSTLY = 10  # as many times the affordable elements may all sets of sizes for two choices have
 _VALUES = 32  # most values of a number that a model makes of a size
 
@@ -86,9 +87,21 @@ def _each_holds(formula: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     kept = where_holds(formula, columns)
     if kept is not None:
         return kept.astype(np.int8)
+    length = len(next(iter(columns.values())))
+    if length > _TOGETHER:  # numpy evaluates the parts where it can
+        parts = ({n: half(v) for n, v in columns.items()} for half in (_first, _last))
+        return np.concatenate([_each_holds(formula, part) for part in parts])
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     found = [holds(formula, dict(zip(columns, row, strict=True))) for row in rows]
     return np.array([-1 if one is None else int(one) for one in found], np.int8)
+
+
+def _first(column: np.ndarray) -> np.ndarray:
+    return column[: len(column) // 2]
+
+
+def _last(column: np.ndarray) -> np.ndarray:
+    return column[len(column) // 2 :]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ _UNARY = (
 )
 # the names that torch.utils._sympy.functions and sympy print
 _WORDS: dict[str, Any] = {
+    "__builtins__": {},
     "Eq": operator.eq,
     "Ne": operator.ne,
     "Not": np.logical_not,
@@ -121,7 +122,7 @@ def result_of(text: str, values: Mapping[str, Any]) -> Any:
         return None
     try:
         with np.errstate(divide="raise", invalid="raise", over="raise"):
-            return eval(code, {"__builtins__": {}, **_WORDS}, dict(values))
+            return eval(code, _WORDS, dict(values))
     except (ArithmeticError, NameError, TypeError, ValueError, AttributeError):
         return None
 
