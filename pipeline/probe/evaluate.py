@@ -70,7 +70,7 @@ _WORDS: dict[str, Any] = {
     "PowByNatural": _each(lambda a, b: int(a) ** int(b), object),
     "FloatPow": _each(lambda a, b: float(a) ** float(b), float),
     "LShift": _each(lambda a, b: int(a) << int(b), object),
-    "RShift": operator.rshift,
+    "RShift": _each(lambda a, b: int(a) >> int(b), object),
     "BitwiseFn_bitwise_and": operator.and_,
     "BitwiseFn_bitwise_or": operator.or_,
     "BitwiseFn_bitwise_xor": operator.xor,
@@ -170,7 +170,9 @@ def _largest_number(text: str) -> int:
 def where_holds(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Where a guard holds, as a bool array; None if it can't be evaluated everywhere."""
     (length,) = {len(v) for v in values.values()}
-    largest = math.prod(int(v.max()) for v in values.values())
+    if not length:
+        return np.zeros(0, bool)
+    largest = math.prod(max(int(v.max()), 1) for v in values.values())
     if largest > 1 << 25 or largest**2 * _largest_number(text) > _INT64:
         values = {n: v.astype(object) for n, v in values.items()}
     result = result_of(text, values)

@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 from torch._subclasses.fake_tensor import FakeTensor
 
 _CACHE = type(functools.lru_cache(len))
-_DEEPEST = 6  # containers from a cache to a tensor in it
+_DEEPEST = 10  # containers from a cache to a tensor in it
 _MOST = 10_000  # objects to look at in a cache
-_CONTAINERS = ("dict", "tuple", "list", "_lru_list_elem")
+_CONTAINERS = ("dict", "tuple", "list", "_lru_list_elem", _CACHE.__name__)  # a cache of caches
 
 
 class FakeCaches:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -64,6 +65,25 @@ def test_neither_does_a_look_at_sizes_or_a_trace(tmp_path: Path) -> None:
     assert steps.cache_info().currsize == 0  # also if an object counted as many misses before
     run_export(Config(ModelSpec("m", lambda _: net, inputs, (Output("y"),)), out=tmp_path / "m"))
     assert type(steps(6)) is torch.Tensor
+
+
+def test_caches_in_a_cache_keep_no_tensor_either() -> None:
+    @functools.lru_cache(maxsize=8)
+    def steps_for(kind: int) -> Callable[[int], torch.Tensor]:
+        @functools.lru_cache(maxsize=8)
+        def steps(size: int) -> torch.Tensor:
+            return torch.arange(size) * float(kind)
+
+        return steps
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + steps_for(x.shape[0])(6)
+
+    eager = EagerModule((Input("x", (Dim("n", 2, 4, 8), 6)),), Net(), 0)
+    for size in (4, 5, 6, 7):  # each run makes a cache
+        assert inner_sizes(eager, {"n": size})
+    assert [type(steps_for(size)(6)) for size in (4, 5, 6, 7)] == [torch.Tensor] * 4
 
 
 def test_a_conversion_keeps_no_model_alive(tmp_path: Path) -> None:
