@@ -89,19 +89,12 @@ def _each_holds(formula: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         return kept.astype(np.int8)
     length = len(next(iter(columns.values())))
     if length > _TOGETHER:  # numpy evaluates the parts where it can
-        parts = ({n: half(v) for n, v in columns.items()} for half in (_first, _last))
+        halves = slice(length // 2), slice(length // 2, None)
+        parts = ({name: column[half] for name, column in columns.items()} for half in halves)
         return np.concatenate([_each_holds(formula, part) for part in parts])
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     found = [holds(formula, dict(zip(columns, row, strict=True))) for row in rows]
     return np.array([-1 if one is None else int(one) for one in found], np.int8)
-
-
-def _first(column: np.ndarray) -> np.ndarray:
-    return column[: len(column) // 2]
-
-
-def _last(column: np.ndarray) -> np.ndarray:
-    return column[len(column) // 2 :]
 
 
 @dataclass(frozen=True)

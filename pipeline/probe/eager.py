@@ -50,7 +50,7 @@ class EagerModule:
 
     @cached_property
     def caches(self) -> FakeCaches:
-        """The caches to empty after a run as shapes: to look for them takes 0.1 s."""
+        """The caches to empty after a run as shapes; kept, for the search takes all objects."""
         from pipeline.probe.fake_caches import FakeCaches
 
         return FakeCaches()

@@ -42,7 +42,7 @@ _UNARY = (
 )
 # the names that torch.utils._sympy.functions and sympy print
 _WORDS: dict[str, Any] = {
-    "__builtins__": {},
+    "__builtins__": {},  # none
     "Eq": operator.eq,
     "Ne": operator.ne,
     "Not": np.logical_not,

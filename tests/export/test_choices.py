@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -12,7 +13,7 @@ from torch.nn import functional
 from pipeline.errors import ConstraintError, ExportError
 from pipeline.export import broken_rules
 from pipeline.export.asked import Asked, listening
-from pipeline.export.choices import choices
+from pipeline.export.choices import _each_holds, choices
 from pipeline.export.export import export
 from pipeline.export.guards import Symbol
 from pipeline.export.torch_call import Task, torch_export
@@ -482,3 +483,14 @@ def test_a_condition_that_cant_be_evaluated_is_unknown(condition) -> None:
     found, unknown = choices(asked, {"s0": Symbol(dim)}, [dim], ())
     assert unknown == asked[:1]
     assert [one.guard.sizes.tolist() for one in found] == [[[3], [4]]]
+
+
+def test_a_part_of_a_condition_by_numpy_is_exact() -> None:
+    """Where a condition fails at some sizes, numpy evaluates the others in parts."""
+    n, h = (part.ravel() for part in np.meshgrid(np.arange(8), np.arange(1000, 9000, 1000)))
+    formula = "(h**5 > 100) & (10//(1-n) > -100)"
+    found = _each_holds(formula, {"n": n, "h": h})
+    assert found.tolist() == [-1 if size == 1 else 1 for size in n]
+    assert _each_holds("n > 1", {"n": np.zeros(0, int)}).tolist() == []
+    shifted = _each_holds("RShift(h, n-3) > 0", {"n": n, "h": h})
+    assert shifted.tolist() == [-1 if size < 3 else 1 for size in n]

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.export import choices
 from pipeline.export.guards import Broken, broken_guards, nan_alone, unguarded
 from pipeline.export.tries import affordable_elements, tries
 from pipeline.probe import evaluate as guards
@@ -203,14 +202,3 @@ def test_an_op_that_the_counter_does_not_know_counts_nothing() -> None:
     with pytest.raises(TypeError, match="NotImplementedType"), FlopCounterMode(display=False):
         unguarded(program)(x)
     assert affordable_elements(unguarded(program), [x]) == 1 << 22
-
-
-def test_a_part_of_a_condition_by_numpy_is_exact() -> None:
-    """Where a condition fails at some sizes, numpy evaluates the others in parts."""
-    n, h = (part.ravel() for part in np.meshgrid(np.arange(8), np.arange(1000, 9000, 1000)))
-    formula = "(h**5 > 100) & (10//(1-n) > -100)"
-    found = choices._each_holds(formula, {"n": n, "h": h})
-    assert found.tolist() == [-1 if size == 1 else 1 for size in n]
-    assert choices._each_holds("n > 1", {"n": np.zeros(0, int)}).tolist() == []
-    shifted = choices._each_holds("RShift(h, n-3) > 0", {"n": n, "h": h})
-    assert shifted.tolist() == [-1 if size < 3 else 1 for size in n]
