@@ -26,7 +26,6 @@ from pipeline.export.choices import (
     range_choices,
     small_choices,
 )
-from pipeline.export.divisors import zero_divisors
 from pipeline.export.guards import (
     Broken,
     as_formula,
@@ -36,6 +35,7 @@ from pipeline.export.guards import (
     recorded,
     unguarded,
 )
+from pipeline.export.size_arithmetic import too_large, zero_divisors
 from pipeline.export.size_rules import by_size_rule
 from pipeline.export.torch_call import Task, Traced, choices_at
 from pipeline.export.torch_messages import GuardLog, of_rounding
@@ -104,6 +104,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
     every += zero_divisors(program, inputs, spec.rules)
     unknown = [g for g in every if not g.formula and (unread or matters(g))]
     broken = _blamed(unknown, [g for g in every if g.formula], matters, differs_beside)
+    broken += too_large(program, inputs, spec.rules)  # the program itself is right there
     hidden = None if broken else _behind(traced, task, differs_at, together)
     if hidden is not None:
         broken = [hidden.choice.guard]

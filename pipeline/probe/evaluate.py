@@ -89,7 +89,7 @@ _WORDS: dict[str, Any] = {
     **{name: _each(getattr(math, name), float) for name in _UNARY},
     **{f"OpaqueUnaryFn_{name}": _each(getattr(math, name), float) for name in _UNARY},
 }
-_INT64 = 1 << 60  # above it, Python's numbers are used in place of int64
+_EXACT = 1 << 53  # above it, int64 or float64 may not hold a number, and Python's numbers are used
 SYMBOL_NAME = re.compile(r"\b[a-z]+\d+\b(?!\()")
 
 
@@ -120,6 +120,10 @@ def result_of(text: str, values: Mapping[str, Any]) -> Any:
     code = _compiled(text)
     if code is None:
         return None
+    if any(isinstance(v, np.ndarray) and v.dtype != object for v in values.values()):
+        most = {name: int(np.abs(np.asarray(v)).max(initial=0)) for name, v in values.items()}
+        if not fits(text, most):
+            values = {name: np.asarray(v).astype(object) for name, v in values.items()}
     try:
         with np.errstate(divide="raise", invalid="raise", over="raise"):
             return eval(code, _WORDS, dict(values))
@@ -150,21 +154,57 @@ def _compiled(guard: str) -> CodeType | None:
 
 
 @lru_cache(maxsize=4096)
-def _largest_number(text: str) -> int:
-    """The largest number in an expression; one that int64 can't hold for powers above squares."""
-    largest = 1
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _bound(node: ast.AST, most: Mapping[str, int]) -> float:
+    """A number that no number on the way to a part's value is above, if it is at most `_EXACT`.
+
+    Symbols are at most `most`. A bound is at least 2, and at least a number's inverse. So the
+    product of two bounds is right for a quotient and a remainder, too.
+    """
+    match node:
+        case ast.Name(id=name):
+            return max(most.get(name, 0), 2)
+        case ast.Constant(value=int() | float() as number):
+            return max(abs(number), 2, 1 / abs(number) if number else 0)
+        case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=int() as power)):
+            return _bound(base, most) ** power if 0 < power < 64 else math.inf
+        case ast.Call(func=ast.Name(id=called), args=inner):
+            name = called.removeprefix("OpaqueUnaryFn_")
+        case _:
+            name = type(getattr(node, "op", node)).__name__
+            inner = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+    return float(_GROWTH.get(name, math.prod)([_bound(part, most) for part in inner]))
+
+
+def _unless_large(parts: list[float]) -> float:
+    return 2 if max(parts) <= _EXACT else math.inf
+
+
+# by the names of torch's functions and of Python's syntax; the others multiply
+_GROWTH: dict[str, Callable[[list[float]], float]] = {
+    **dict.fromkeys(("Add", "Sub"), sum),
+    **dict.fromkeys(("Max", "Min", "max", "min"), max),
+    **dict.fromkeys(("Eq", "Ne", "Not", "And", "Or", "Xor", "Compare"), _unless_large),
+    **dict.fromkeys(("PowByNatural", "FloatPow", "LShift", "Pow"), lambda _: math.inf),
+    **dict.fromkeys(("exp", "sinh", "cosh", "tan"), lambda _: math.inf),
+}
+
+
+def fits(text: str, most: Mapping[str, int], limit: int = _EXACT) -> bool:
+    """Whether all numbers on the way to an expression's value are surely at most `limit`.
+
+    Args:
+        text: The expression.
+        most: The largest absolute value of each symbol.
+        limit: By default, the largest number that both int64 and float64 hold.
+    """
     try:
-        nodes = list(ast.walk(ast.parse(text, mode="eval")))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return largest
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            largest = max(largest, node.value)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            power = node.right
-            if not (isinstance(power, ast.Constant) and power.value in (0, 1, 2)):
-                return _INT64
-    return largest
+        return _bound(_parsed(text), most) <= limit
+    except (ArithmeticError, RecursionError, SyntaxError, ValueError):
+        return False
 
 
 def where_holds(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -172,8 +212,5 @@ def where_holds(text: str, values: Mapping[str, np.ndarray]) -> np.ndarray | Non
     (length,) = {len(v) for v in values.values()}
     if not length:
         return np.zeros(0, bool)
-    largest = math.prod(max(int(v.max()), 1) for v in values.values())
-    if largest > 1 << 25 or largest**2 * _largest_number(text) > _INT64:
-        values = {n: v.astype(object) for n, v in values.items()}
     result = result_of(text, values)
     return None if result is None else np.broadcast_to(np.asarray(result, bool), length)

@@ -81,11 +81,27 @@ def test_products_beyond_64_bits_are_right() -> None:
     assert kept.tolist() == [math.prod(map(int, row)) < 10**25 for row in sizes]
 
 
-@pytest.mark.parametrize("text", ["s0**7 > 10**20", "1000000007*s0*1000000007 > 4*10**20"])
+@pytest.mark.parametrize(
+    "text",
+    ["s0**7 > 10**20", "1000000007*s0*1000000007 > 4*10**20", "*".join(["s0"] * 11) + " > 10**30"],
+)
 def test_powers_beyond_64_bits_are_right(text: str) -> None:
     sizes = np.arange(1, 1001)
     kept = guards.where_holds(text, {"s0": sizes})
     assert kept.tolist() == [eval(text, {"s0": int(size)}) for size in sizes]
+
+
+def test_a_value_beyond_64_bits_is_right() -> None:
+    sizes = np.arange(1, 1001)
+    for text in ("*".join(["s0"] * 9), "IntTrueDiv(s0*9007199254740993, 3)"):
+        one_by_one = [result_of(text, {"s0": int(size)}) for size in sizes]
+        assert result_of(text, {"s0": sizes}).tolist() == one_by_one
+
+
+def test_small_values_stay_in_numpy_s_integers() -> None:
+    sizes = np.arange(1, 100000)
+    found = result_of("Max(s0*s1, s0**2 - 3) + FloorDiv(s1, 2)", {"s0": sizes, "s1": sizes})
+    assert found.dtype == np.int64
 
 
 def test_a_division_by_zero_cannot_be_told() -> None:

@@ -1,14 +1,16 @@
-"""Sizes at which a model divides by zero are excluded, also one among many."""
+"""Sizes at which a model divides by zero, or has a number beyond 64 bits, are excluded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from pipeline.errors import ConstraintError
 from pipeline.export.export import export
+from pipeline.graph.session import run_onnx
 from pipeline.spec.dims import Dim
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.tensors import Input, Output
@@ -39,13 +41,13 @@ def spec_of(function: Function) -> ModelSpec:
     ],
 )
 def test_a_size_at_which_the_model_divides_by_zero(function: Function, tmp_path) -> None:
-    with pytest.raises(ConstraintError, match=r"h != 233 must hold .*test_divisors.py"):
+    with pytest.raises(ConstraintError, match=r"h != 233 must hold .*test_size_arithmetic.py"):
         export(spec_of(function), None, tmp_path / "m.onnx")
 
 
 def test_a_divisor_of_two_dims_is_refused_with_its_line(tmp_path) -> None:
     spec = spec_of(lambda x: x * (1 / (x.shape[1] - 100 * x.shape[0])))
-    with pytest.raises(ConstraintError, match=r"must hold.*test_divisors.py"):
+    with pytest.raises(ConstraintError, match=r"must hold.*test_size_arithmetic.py"):
         export(spec, None, tmp_path / "m.onnx")
 
 
@@ -60,3 +62,27 @@ def test_a_divisor_of_two_dims_is_refused_with_its_line(tmp_path) -> None:
 def test_a_divisor_that_is_never_zero_excludes_no_size(function: Function, tmp_path) -> None:
     done = export(spec_of(function), None, tmp_path / "m.onnx")
     assert not done.refinements and not done.spec.rules
+
+
+def test_a_power_beyond_64_bits_narrows_its_dim(tmp_path) -> None:
+    spec = spec_of(lambda x: x + x.shape[1] ** 10 % 7)
+    with pytest.raises(ConstraintError, match=r"h must be in 8\.\.78 .*test_size_arithmetic.py"):
+        export(spec, None, tmp_path / "m.onnx")
+    assert 78**10 < 2**63 <= 79**10
+
+
+def test_a_product_beyond_64_bits_is_refused_with_its_line(tmp_path) -> None:
+    spec = spec_of(lambda x: x + (x.shape[0] * x.shape[1]) ** 6 % 7)
+    rule = r"h\*\*6\*b\*\*6 <= 9223372036854775807 must hold.*test_size_arithmetic.py"
+    with pytest.raises(ConstraintError, match=rule):
+        export(spec, None, tmp_path / "m.onnx")
+
+
+def test_a_large_product_that_int64_holds_excludes_no_size(tmp_path) -> None:
+    path = tmp_path / "m.onnx"
+    spec = spec_of(lambda x: x + (x.shape[0] * x.shape[1]) ** 5 % 7)
+    done = export(spec, None, path)
+    assert not done.refinements and not done.spec.rules
+    for b, h in ((1, 8), (4, 512), (3, 509)):
+        feed = {"x": np.ones((b, h, 8), np.float32)}
+        assert (next(run_onnx(path, [feed]))["y"] == 1 + (b * h) ** 5 % 7).all()
