@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.artifact.manifest import ComparisonInfo, Manifest
-from pipeline.compare.divergence.locate import locate
+from pipeline.compare.divergence.locate import Located, choice_behind, locate
 from pipeline.compare.half_overflow import first_overflow
 from pipeline.compare.problems import key_of, problems
 from pipeline.compare.run_names import HALF, REWRITTEN, TORCH, in_precision, is_engine
@@ -18,6 +18,7 @@ from pipeline.graph import files as graph_files
 from pipeline.probe.eager import bad_weight
 from pipeline.probe.probe import probe
 from pipeline.spec.file_names import EXPORTED, MODEL, RECIPE
+from pipeline.spec.findings import Facts
 from pipeline.spec.precision import HALVES
 from pipeline.spec.recipe import stored_recipe
 from pipeline.spec.tensors import Feed
@@ -59,7 +60,7 @@ def failed_run(
             )
         return error
     pair = (TORCH if module is not None else manifest.reference, error.run)
-    where = _located(pair, folder, manifest, module, feeds[error.point])
+    where = _located(pair, folder, manifest, module, feeds[error.point]).text
     return CompareError(f"{error}{where and f'; {where}'}", detail=error.detail)
 
 
@@ -101,9 +102,10 @@ def disagreement(
             failed = not result.passed and key_of(point, result) in shown
             if failed and point.compared and result.pair not in located:
                 located.add(result.pair)
-                where = _located(result.pair, folder, manifest, module, feeds[index])
-                if where:
-                    new = new.knowing(where=where)
+                found = _located(result.pair, folder, manifest, module, feeds[index], result.output)
+                if found.text:
+                    ties: Facts = {"advice": "ties"} if found.ties else {}
+                    new = new.knowing(where=found.text, **ties)
                 elif result.pair[0] == REWRITTEN and is_engine(result.pair[1]):
                     new = new.knowing(
                         locate=dict(point.sizes)
@@ -128,11 +130,18 @@ def _located(
     manifest: Manifest,
     module: torch.nn.Module | None,
     feed: Feed,
-) -> str:
+    output: str = "",
+) -> Located:
     model = folder / MODEL
     if pair[1] == HALF:
         recipe = stored_recipe(folder)
-        return first_overflow(model, feed, recipe) if manifest.precision == "fp16" else ""
+        fp16 = manifest.precision == "fp16"
+        text = first_overflow(model, feed, recipe) if fp16 else ""
+        if not text and (chosen := choice_behind(model, output)):
+            text = (
+                f"{chosen} comes before it: rounding decides which of nearly equal values it takes"
+            )
+        return Located(text)
     return locate(
         pair,
         feed,

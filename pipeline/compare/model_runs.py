@@ -15,7 +15,7 @@ from pipeline.compare.half_runner import HalfRunner
 from pipeline.compare.memory import Memory, once
 from pipeline.compare.plan import ComparisonPlan, Job, plan_points
 from pipeline.compare.random_sizes import agree, compare_random_sizes
-from pipeline.compare.rounding_tolerance import rounding_tolerances
+from pipeline.compare.rounding_tolerance import rounding_tolerances, wide_tolerances
 from pipeline.compare.runners import Ground, RunFailed, Runs, module_of
 from pipeline.graph.session import OnnxRunner
 from pipeline.machine.files import hash_file
@@ -115,6 +115,9 @@ class ModelRuns:
         notes = quick or self._run_at_random_sizes(job, plan, ground, runs)
         if len(plan.run) > planned:
             job = replace(job, measured=self._measured(ground, runs))
+        if job.measured:
+            precision, plain = cast(Precision, job.precision), runs[run_names.REWRITTEN]
+            notes = [*notes, *wide_tolerances(self._model, job.measured, precision, plain)]
         return job, notes
 
     def check_edges(self, job: Job, ground: Ground) -> list[Check]:

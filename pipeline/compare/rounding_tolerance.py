@@ -7,22 +7,27 @@ tolerance. A fault of half.onnx or of the engine is in neither run.
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from pipeline.compare.divergence.locate import choice_behind
 from pipeline.compare.runners import Ground
 from pipeline.graph.session import run_onnx
 from pipeline.rewrite.rounding_noise import write_noisy
+from pipeline.spec.findings import Facts, Note
 from pipeline.spec.interface import Interface
 from pipeline.spec.noise import Noise
 from pipeline.spec.noise_parts import MOST, measured
 from pipeline.spec.precision import HALVES, ROUNDED
 from pipeline.spec.tensors import MOST_DIFFERING, Feed, Precision, Tolerance
 
+_WIDE = 0.25  # an atol above this share of the root mean square is said to be wide
+_CHOOSE = "If you can, return the values, and choose in your program"
 _MARGIN = 4  # the factor on the share of integers that differ, as in `pipeline.spec.noise`
 
 
@@ -78,6 +83,35 @@ def rounding_tolerances(
         pairs = [(a[output.name], b[output.name]) for a, b in zip(noisy, plain, strict=True)]
         fixed = [n for n, size in enumerate(output.shape or ()) if isinstance(size, int)]
         found[output.name] = _tolerance(pairs, own[output.name], precision, fixed)
+    return found
+
+
+def wide_tolerances(
+    model: Path,
+    tolerances: Mapping[str, Tolerance],
+    precision: Precision,
+    plain: Sequence[Feed],
+) -> list[Note]:
+    """Returns a note for each output whose measured tolerance could hide a fault.
+
+    Args:
+        model: The ONNX file before half precision.
+        tolerances: The measured tolerances, by output.
+        precision: ``tf32``, ``fp16`` or ``bf16``.
+        plain: The outputs of `model` at each size.
+    """
+    found = []
+    for name, tolerance in tolerances.items():
+        arrays = [run[name] for run in plain if run[name].dtype.kind == "f" and run[name].size]
+        sizes = [Noise.between(a, a, ROUNDED[precision].eps, simulated=True).rms for a in arrays]
+        share = tolerance.atol / max(sizes, default=math.inf)
+        if share > _WIDE:
+            node = choice_behind(model, name)
+            chosen = f": {node} takes others of nearly equal values. {_CHOOSE}" if node else ""
+            facts: Facts = {"output": name, "precision": precision, "atol": tolerance.atol}
+            found.append(
+                Note("wide-tolerance", {**facts, "share": f"{share:.0%}", "chosen": chosen})
+            )
     return found
 
 

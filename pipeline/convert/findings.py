@@ -130,6 +130,7 @@ def comparison_failures(comparison: ComparisonInfo) -> list[Finding]:
         key = (result.output, result.pair, result.kind, problem.causes)
         first.setdefault(key, problem)
         count[key] = count.get(key, 0) + problem.points
+    located = {p.result.pair: p.result.output for p in first.values() if p.result.where}
     for seen, problem in first.items():
         result, point = problem.result, problem.point
         one, other = result.pair
@@ -138,6 +139,8 @@ def comparison_failures(comparison: ComparisonInfo) -> list[Finding]:
         how = "cannot be compared with" if result.kind == "inconclusive" else "differs from"
         what = f"{result.output} of {other} {how} {one} at {times}, {first_at}"
         do = result.do or _mend(one, other, result.kind)
+        if result.kind == "differs" and result.pair in located and not (result.do or result.where):
+            do = f"examine {located[result.pair]} first: both may differ for the same cause"
         found.append(Finding("comparison", what, result.kind, result.where, do, blocks=True))
     found += [finding for finding in note_findings(comparison) if finding.blocks]
     for check in comparison.checks:

@@ -224,6 +224,10 @@ def notes_of(manifest: Manifest) -> list[str]:
     texts: list[str] = []
     texts += manifest.export.notes if manifest.export is not None else ()
     texts += manifest.rewrite.warnings if manifest.rewrite is not None else ()
+    half = manifest.build.half if manifest.build is not None else None
+    if half is not None and not half.half:
+        why = "the search found none that may be" if half.runs else "its recipe says so"
+        texts.append(f"no node of this {manifest.precision} engine is in half precision: {why}")
     if manifest.comparison is not None:
         found = manifest.comparison.notes
         texts += [note.text for note in found if not note.fails and note.kind not in _USUAL]

@@ -44,6 +44,7 @@ NoteKind = Literal[
     "random-sizes",
     "quick",
     "no-engine-tolerance",
+    "wide-tolerance",
     "weak-parts",
     "near-zero",
     "only-zeros",
@@ -205,11 +206,18 @@ NOTES: Mapping[NoteKind, Kind] = {
         "Only a few sizes were compared, because you passed `--quick`. Branches of the model that "
         "other branches hide were looked for less far.",
         "compared only at min, opt, max and one odd set of sizes of each profile, because of "
-        "--quick. Before you use the engine, convert without --quick",
+        "--quick. A branch that hides behind another may be missed. Before you use the engine, "
+        "convert without --quick",
     ),
     "no-engine-tolerance": Kind(
         "No tolerance is stated for engines of this precision.",
         "no tolerance is stated for {precision} engines: the fp32 tolerance was used",
+    ),
+    "wide-tolerance": Kind(
+        "Rounding alone moves an output so far that its measured tolerance could hide a fault.",
+        "{output}: rounding to {precision} alone moves it so far that atol={atol} is allowed, "
+        "{share} of its root mean square. A fault could hide in that{chosen}. Judge the engine in "
+        "your program, or state a tolerance (--engine-tolerance {output}=RTOL,ATOL)",
     ),
     "weak-parts": Kind(
         "Some values of an output are so small that its tolerance could hide a fault in them.",

@@ -63,6 +63,7 @@ AdviceKind = Literal[
     "beyond-rounding",
     "rounding-hides",
     "rounding-picks",
+    "ties",
     "no-kernel",
 ]
 ADVICE: Mapping[AdviceKind, str] = {
@@ -92,6 +93,11 @@ ADVICE: Mapping[AdviceKind, str] = {
         "Rounding to {precision} changes which values are larger, so topk, argmax, sort or a "
         "comparison picks others: build the engine with --precision {wider}. Or return the values "
         "that are compared, such as scores, and pick in your program"
+    ),
+    "ties": (
+        "topk, sort and argmax may take others of values that are equal within rounding. So this "
+        "may be no fault. Compare with trained weights (--weights), or with inputs whose scores "
+        "differ (--inputs FILE). Or return the scores, and choose in your program"
     ),
     "no-kernel": (
         "ONNX Runtime can't compute this type on a CPU. If the model calls .bfloat16() or .half(), "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 
 from pipeline.artifact.manifest import RewriteInfo
 from pipeline.compare.divergence.fingerprints import PLACES, Print, onnx_prints
-from pipeline.compare.divergence.locate import locate
+from pipeline.compare.divergence.locate import locate as located
 from pipeline.compare.run_names import EXPORTED, REWRITTEN, TORCH
 from pipeline.export.export import export, reference
 from pipeline.graph.session import run_onnx
@@ -129,6 +130,10 @@ def exported(middle: torch.nn.Module, path: Path) -> torch.nn.Module:
 
 def feed_at(height: int, width: int) -> Feed:
     return {"x": np.random.default_rng(0).uniform(-1, 1, (1, 3, height, width)).astype(np.float32)}
+
+
+def locate(*args: Any, **options: Any) -> str:
+    return located(*args, **options).text
 
 
 def marked(kind: type) -> str:
@@ -421,7 +426,9 @@ def test_indices_of_equal_values_are_named(tmp_path: Path) -> None:
     example = torch.full((1, 12), -1.0)
     torch.onnx.export(Chosen(), (example,), path, dynamo=True, input_names=["x"], verbose=False)
     feed = {"x": -np.arange(1, 13, dtype=np.float32)[None]}
-    told = locate((TORCH, EXPORTED), feed, path, module=Chosen())
+    found = located((TORCH, EXPORTED), feed, path, module=Chosen())
+    told = found.text
+    assert found.ties
     assert "its indices come from TopK node" in told, told
     assert "torch may choose others of values that are equal within rounding" in told
     assert "its floating-point inputs agree within" in told

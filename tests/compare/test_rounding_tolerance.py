@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from pipeline.compare.half_runner import HalfRunner
-from pipeline.compare.rounding_tolerance import rounding_tolerances
+from pipeline.compare.rounding_tolerance import rounding_tolerances, wide_tolerances
 from pipeline.compare.runners import Ground
 from pipeline.graph.session import run_onnx
 from pipeline.machine.progress import silent
@@ -108,6 +108,22 @@ def test_a_model_that_rounding_destroys_gets_no_wide_tolerance(tmp_path: Path) -
     assert tolerance.atol <= 0.5 * rms * 1.01
     assert "; 50% of its root mean square is allowed" in tolerance.why
     assert not any(case.passes("fp16"))
+
+
+def test_a_note_names_a_wide_tolerance_and_the_choice_behind_it(tmp_path: Path) -> None:
+    """The positions of the largest values of a product, and other values at these positions."""
+    picks = (
+        "a = MatMul(x, k) m = Constant<value_ints = [8]>() v, i = TopK(a, m) "
+        "p = Neg(x) y = GatherElements<axis = 1>(p, i)"
+    )
+    for body, expected in ((picks, 1), (BODY, 0)):
+        case = Case(tmp_path, body)
+        found = wide_tolerances(case.path, {"y": case.tolerance("fp16")}, "fp16", case.plain)
+        assert len(found) == expected
+    case = Case(tmp_path, picks)
+    (note,) = wide_tolerances(case.path, {"y": case.tolerance("fp16")}, "fp16", case.plain)
+    assert note.kind == "wide-tolerance" and note.facts["share"] == "50%"
+    assert ": TopK node" in note.text and "choose in your program" in note.text
 
 
 def test_where_rounding_is_coarse_a_right_engine_still_passes(tmp_path: Path) -> None:

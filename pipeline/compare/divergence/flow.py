@@ -13,6 +13,7 @@ import onnx
 NOISE = 3e-6
 _LEVELS = tuple(1e-6 * 3.0**n for n in range(11))  # up to 0.06
 _JUMP = 10.0
+_CHOOSE = ("TopK", "ArgMax", "ArgMin")  # of equal values, they take one
 _SURE = 1e6  # the largest jump: another shape counts as this
 
 
@@ -24,13 +25,14 @@ class Parting:
         nodes: The nodes that may be wrong, in order. The last node makes `value`. The values of
             the others cannot be compared.
         value: The first value that differs.
-        inside: The largest difference of the values that these nodes read.
+        inside: The largest difference of the values that these nodes read; None if none of these
+            is known to agree.
         jump: How many times larger the difference of `value` is.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
     value: str
-    inside: float
+    inside: float | None
     jump: float
 
 
@@ -41,10 +43,10 @@ class Flow:
         self.nodes = list(graph.node)
         self.maker = {name: n for n, node in enumerate(self.nodes) for name in node.output if name}
         self.reads = [list(reads(node)) for node in self.nodes]
-        given = {value.name for value in graph.input} - {t.name for t in graph.initializer}
+        self.given = {v.name for v in graph.input} - {t.name for t in graph.initializer}
         self.varies: list[bool] = []  # False: made of constants alone
         for names in self.reads:
-            self.varies.append(any(name in given or self._varies(name) for name in names))
+            self.varies.append(any(name in self.given or self._varies(name) for name in names))
 
     def _varies(self, name: str) -> bool:
         place = self.maker.get(name)
@@ -62,6 +64,18 @@ class Flow:
                 if not (numbers and self.nodes[place].op_type in ("Shape", "Size")):
                     todo += [self.maker[name] for name in self.reads[place] if name in self.maker]
         return found
+
+    def chooser(self, values: Collection[str]) -> onnx.NodeProto | None:
+        """Returns the last node that chooses some of several elements, of those whose choice counts
+        for these values; None if there is none."""
+        before = self.behind(values, numbers=True)
+        used = {name for n in before for name in self.reads[n]} | set(values)
+        found = [
+            n
+            for n in before
+            if self.nodes[n].op_type in _CHOOSE and self.nodes[n].output[-1] in used
+        ]
+        return self.nodes[max(found)] if found else None
 
     def parting(
         self,
@@ -110,8 +124,8 @@ class Flow:
     ) -> list[Parting]:
         """Returns the first values that differ by more than `level`, on the way to each end."""
         wrong = [name for name in ends if apart.get(name, math.inf) > level]
-        near = (name for name, far in apart.items() if far <= level and name not in poor)
-        right = self.behind(near, numbers=True)
+        alike = (name for name, far in apart.items() if far <= level and name not in poor)
+        right = self.behind(alike, numbers=True)
         region = {n for n in self.behind(wrong) - right if self.varies[n]}
         partings = []
         later: set[int] = set()  # nodes after a value that already shows the fault
@@ -130,11 +144,11 @@ class Flow:
             later.add(place)
             stretch = self._within(place, region)
             inputs = {name for n in stretch for name in self.reads[n]}
-            inside = max(
-                (apart[name] for name in inputs if apart.get(name, 9.0) <= level), default=0
-            )
+            near = [apart[name] for name in inputs if apart.get(name, 9.0) <= level]
+            near += [0.0 for name in inputs if name in self.given]
+            inside = max(near, default=None)
             value = max(shows, key=lambda name: apart[name])
-            jump = min(apart[value] / max(inside, noise), _SURE)
+            jump = min(apart[value] / max(inside or 0, noise), _SURE)
             nodes = tuple(self.nodes[n] for n in stretch)
             partings.append(Parting(nodes, value, inside, jump))
         return partings

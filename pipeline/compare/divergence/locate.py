@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-5
 _SMALL = 1024
-_CHOOSE = ("TopK", "ArgMax", "ArgMin")  # ops that choose one of equal values
+_TIES = (
+    "torch may choose others of values that are equal within rounding. Other random values "
+    "(--seed 1), or your own (--inputs), may have no such ties"
+)
 _MANY = 8  # the largest constant that is shown, in numbers
 # attributes with sizes; integer constants have sizes too
 _SIZES = (
@@ -97,6 +100,27 @@ class _Model:
         return next((node for node in self.proto.graph.node if name and node.name == name), None)
 
 
+@dataclass(frozen=True)
+class Located:
+    """Where two runs start to differ.
+
+    Args:
+        text: The first difference in one line; empty if it is not known.
+        ties: Whether it reads indices that depend on which of equal values were chosen.
+    """
+
+    text: str = ""
+    ties: bool = False
+
+
+def choice_behind(model: Path, output: str) -> str:
+    """Returns the last node that chooses elements that an output depends on; empty if none does."""
+    proto = onnx.load(model, load_external_data=False)
+    name_nodes(proto.graph)
+    chosen = Flow(proto.graph).chooser([output])
+    return f"{called(chosen)}{origin_of(chosen)}" if chosen is not None else ""
+
+
 def locate(
     pair: tuple[str, str],
     feed: Mapping[str, np.ndarray],
@@ -106,7 +130,7 @@ def locate(
     module: torch.nn.Module | None = None,
     rewrite: RewriteInfo | None = None,
     seconds: float = 120.0,
-) -> str:
+) -> Located:
     """Finds where two runs start to differ, or where the second run fails, at these inputs.
 
     Runs the module eagerly once, and each ONNX file once, about three times slower than normally.
@@ -121,15 +145,13 @@ def locate(
         rewrite: The record of the passes, to name those that rewrote the node.
         seconds: The time limit of a run; the result is empty if a run takes longer.
 
-    Returns:
-        The first difference in one line; empty if it is not known.
     """
     if pair[0] == TORCH and pair[1] in (EXPORTED, REWRITTEN) and module is not None:
         path = exported if pair[1] == EXPORTED else rewritten
-        return _against_torch(path, feed, module, seconds) if path is not None else ""
+        return _against_torch(path, feed, module, seconds) if path is not None else Located()
     if pair == (EXPORTED, REWRITTEN) and rewritten is not None:
-        return _between_files(exported, rewritten, feed, rewrite, seconds)
-    return ""
+        return Located(_between_files(exported, rewritten, feed, rewrite, seconds))
+    return Located()
 
 
 def _against_torch(
@@ -137,12 +159,12 @@ def _against_torch(
     feed: Mapping[str, np.ndarray],
     module: torch.nn.Module,
     seconds: float,
-) -> str:
+) -> Located:
     try:
         with untouched(module):
             eager = Eager(torch_prints(partial(call_module, module, feed), seconds))
     except Exception:  # any error of the model: the comparison reports it
-        return ""
+        return Located()
     model = _Model.of(path, feed, seconds)
     flow = Flow(model.proto.graph)
     apart: dict[str, float] = {}
@@ -157,15 +179,12 @@ def _against_torch(
                 surely.add(name)
     parting = _parting(flow, model, apart, surely)
     if parting is None:
-        return _failure(model)
+        return Located(_failure(model))
     found = model.prints.values.get(parting.value)
     there = eager.shape_like(found, parting.nodes[-1]) if found is not None else None
-    facts = [
-        _ties(flow, model, parting),
-        _fixed(model, parting, there),
-        _other_weight(model, parting, module),
-    ]
-    return _told(model, parting, there, TORCH, facts)
+    ties, direct = _ties(flow, model, parting)
+    facts = [ties, _fixed(model, parting, there), _other_weight(model, parting, module)]
+    return Located(_told(model, parting, there, TORCH, facts), direct)
 
 
 def _between_files(
@@ -223,30 +242,26 @@ def _told(
         what = f"has shape {list(mine.shape)}, {first} has {list(there)}"
     else:
         what = f"has other numbers than {first}"
-    near = f"its floating-point inputs agree within {max(parting.inside, 1e-7):.0e}"
+    near = ""
+    if parting.inside is not None:
+        near = f"its floating-point inputs agree within {max(parting.inside, 1e-7):.0e}"
     inside = "; ".join(fact for fact in (near, *facts) if fact)
-    line = f"first difference: {called(node)}{origin_of(node)}: {parting.value} {what} ({inside})"
+    line = f"first difference: {called(node)}{origin_of(node)}: {parting.value} {what}"
+    line += f" ({inside})" if inside else ""
     failing = model.failing()
     return line + (f"; a later node fails: {_failure(model)}" if failing is not None else "")
 
 
-def _ties(flow: Flow, model: _Model, parting: Parting) -> str:
-    """Returns the node that chose the indices of the parting, which may differ where values tie."""
-    indices = [
-        name
-        for node in parting.nodes
-        for name in node.input
-        if name in flow.maker and name not in model.prints.real
-    ]
-    before = sorted(flow.behind(indices, numbers=True))
-    found = [flow.nodes[n] for n in before if flow.nodes[n].op_type in _CHOOSE]
-    if not found:
-        return ""
-    chosen = f"{called(found[-1])}{origin_of(found[-1])}"
-    return (
-        f"its indices come from {chosen}: torch may choose others of values that are equal within "
-        "rounding. Other random values (--seed 1), or your own (--inputs), may have no such ties"
-    )
+def _ties(flow: Flow, model: _Model, parting: Parting) -> tuple[str, bool]:
+    """Returns the node whose choice may differ where values tie, as text, and whether the parting
+    reads the chosen indices itself. Else such a node stands further before it."""
+    made = [name for node in parting.nodes for name in node.input if name in flow.maker]
+    indices = [name for name in made if name not in model.prints.real]
+    for how, names in (("its indices come from", indices), ("before it, rows are chosen by", made)):
+        chosen = flow.chooser(names)
+        if chosen is not None:
+            return f"{how} {called(chosen)}{origin_of(chosen)}: {_TIES}", names is indices
+    return "", False
 
 
 def _failure(model: _Model, facts: Sequence[str] = ()) -> str:
