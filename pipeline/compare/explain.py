@@ -104,7 +104,8 @@ def disagreement(
                 located.add(result.pair)
                 found = _located(result.pair, folder, manifest, module, feeds[index], result.output)
                 if found.text:
-                    ties: Facts = {"advice": "ties"} if found.ties else {}
+                    tied = found.ties and result.kind == "differs" and "advice" not in new.facts
+                    ties: Facts = {"advice": "ties"} if tied else {}
                     new = new.knowing(where=found.text, **ties)
                 elif result.pair[0] == REWRITTEN and is_engine(result.pair[1]):
                     new = new.knowing(

@@ -117,7 +117,8 @@ class ModelRuns:
             job = replace(job, measured=self._measured(ground, runs))
         if job.measured:
             precision, plain = cast(Precision, job.precision), runs[run_names.REWRITTEN]
-            notes = [*notes, *wide_tolerances(self._model, job.measured, precision, plain)]
+            own = self.manifest.interface.tolerances()
+            notes = [*notes, *wide_tolerances(self._model, job.measured, own, precision, plain)]
         return job, notes
 
     def check_edges(self, job: Job, ground: Ground) -> list[Check]:

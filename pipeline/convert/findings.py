@@ -139,8 +139,11 @@ def comparison_failures(comparison: ComparisonInfo) -> list[Finding]:
         how = "cannot be compared with" if result.kind == "inconclusive" else "differs from"
         what = f"{result.output} of {other} {how} {one} at {times}, {first_at}"
         do = result.do or _mend(one, other, result.kind)
-        if result.kind == "differs" and result.pair in located and not (result.do or result.where):
-            do = f"examine {located[result.pair]} first: both may differ for the same cause"
+        if result.facts.get("advice") == "ties":
+            do += f". If that does not help, {_mend(one, other, result.kind)}"
+        same = located.get(result.pair, result.output)
+        if result.kind == "differs" and same != result.output and not result.do:
+            do = f"examine {same} first: both may differ for the same cause"
         found.append(Finding("comparison", what, result.kind, result.where, do, blocks=True))
     found += [finding for finding in note_findings(comparison) if finding.blocks]
     for check in comparison.checks:

@@ -27,6 +27,7 @@ from pipeline.export.choices import (
     small_choices,
 )
 from pipeline.export.guards import (
+    TOO_LARGE,
     Broken,
     as_formula,
     broken_guards,
@@ -179,7 +180,8 @@ def _rule(dim: Dim, needed: Sequence[Broken], log: GuardLog) -> Rule:
         if rule.kind == "guard" and good:
             rule = by_remainder(dim, good) or by_one_size(dim, good) or rule
         elif rule.kind in ("fixed", "range") and of_rounding(guards[0].text):
-            rule = Rule("baked-in", dim.name)
+            large = guards[0].line.endswith(TOO_LARGE)
+            rule = rule if large else Rule("baked-in", dim.name)
         rule = replace(rule, line=guards[0].line or log.line_for(guards[0].text))
         if rule.kind != "guard":
             return rule

@@ -19,6 +19,8 @@ from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import Dim, DimExpr, Size, size_text
 from pipeline.spec.tensors import Input, Tolerance
 
+TOO_LARGE = ", a number too large for ONNX"  # the end of such a guard's line
+
 
 @dataclass(frozen=True)
 class Broken:

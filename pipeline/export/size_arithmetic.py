@@ -2,7 +2,8 @@
 
 - A divisor that is 0 there, such as in ``1 / (h - 233)``: Python fails. torch makes no guard of it,
   and few of many sizes are tried.
-- A product beyond 64 bits, such as ``h**6 * w**6``: Python computes it, and ONNX's int64 does not.
+- A number beyond 64 bits, such as ``h**6 * w**6``: Python computes it, and ONNX's int64 does not.
+  A power with a size as its exponent must be below 2^53: ONNX Runtime computes it in float64.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.export.guards import Broken, Symbol, as_formula, broken_by, recorded
+from pipeline.export.guards import TOO_LARGE, Broken, Symbol, as_formula, broken_by, recorded
 from pipeline.export.ops.refusals import line_of
 from pipeline.export.symbols import exact
 from pipeline.probe.evaluate import fits, symbols_in
 from pipeline.spec.tensors import Input
 
 _DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
-_GROWING = (operator.mul, operator.pow, operator.lshift)
-_LARGEST = (1 << 63) - 1  # that int64 holds
+_LARGEST, _LARGEST_POWER = (1 << 63) - 1, 1 << 53
 
 
 def zero_divisors(
@@ -46,7 +46,7 @@ def zero_divisors(
 def too_large(
     program: torch.export.ExportedProgram, inputs: Sequence[Input], rules: Sequence[str] = ()
 ) -> list[Broken]:
-    """A guard for each product of sizes that int64 can't hold at some of the declared sizes.
+    """A guard for each number of sizes that ONNX can't compute at some of the declared sizes.
 
     Args:
         program, inputs, rules: see `zero_divisors`.
@@ -56,11 +56,15 @@ def too_large(
     lines: dict[str, str] = {}
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        if node.target in _GROWING and isinstance(value, torch.SymInt):
-            text = exact(value.node.expr)
-            known = symbols_in(text) <= symbols.keys()
-            if known and not fits(as_formula(text, symbols), most, _LARGEST):
-                lines[f"{text} <= {_LARGEST}"] = lines[f"{text} >= {-_LARGEST}"] = line_of(node)
+        if node.op != "call_function" or not isinstance(value, torch.SymInt):
+            continue
+        text = exact(value.node.expr)
+        growing = node.target is operator.pow and not isinstance(node.args[1], int)
+        limit = _LARGEST_POWER if growing else _LARGEST
+        known = symbols_in(text) <= symbols.keys()
+        if known and not fits(as_formula(text, symbols), most, limit):
+            line = (line_of(node) or "a line that is not known") + TOO_LARGE
+            lines[f"{text} <= {limit}"] = lines[f"{text} >= {-limit}"] = line
     return _broken(lines, symbols, inputs, rules)
 
 

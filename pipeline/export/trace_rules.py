@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pipeline.export.guards import TOO_LARGE
 from pipeline.probe.eager import EagerModule
 from pipeline.probe.grid import MOST_SIZES, legal_sizes
 from pipeline.probe.rules import banded, residues
@@ -113,7 +114,12 @@ def unequal(
 
 
 def with_branch(rule: Rule, eager: EagerModule) -> Rule:
-    """Adds to a rule, as its `branch`, a size that it excludes and at which the model runs."""
+    """Adds to a rule, as its `branch`, a size that it excludes and at which the model runs.
+
+    A number that is too large for ONNX makes no branch.
+    """
+    if rule.line.endswith(TOO_LARGE):
+        return rule
     dim = dims_of(eager.inputs).get(rule.dim)
     out = next(iter(_outside(rule, dim)), None) if dim is not None else None
     if out is None or not eager.runs_at({**examples(eager.inputs)[0], rule.dim: out}):

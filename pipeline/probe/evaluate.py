@@ -22,8 +22,19 @@ import numpy as np
 
 
 def _each(function: Callable[..., Any], kind: Any) -> Callable[..., Any]:
-    """Applies Python's function to numbers and arrays, because numpy may round differently."""
-    return np.vectorize(function, otypes=[kind])
+    """Applies Python's function to numbers and arrays, because numpy may round differently.
+
+    Arrays of Python's numbers and single numbers give Python's numbers, which have no limit.
+    """
+    plain, exact = (np.vectorize(function, otypes=[each]) for each in (kind, object))
+
+    def apply(*args: Any) -> Any:
+        arrays = [arg for arg in args if isinstance(arg, np.ndarray)]
+        if not arrays:
+            return function(*args)
+        return (exact if any(array.dtype == object for array in arrays) else plain)(*args)
+
+    return apply
 
 
 def _fold(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -161,16 +172,22 @@ def _parsed(text: str) -> ast.expr:
 def _bound(node: ast.AST, most: Mapping[str, int]) -> float:
     """A number that no number on the way to a part's value is above, if it is at most `_EXACT`.
 
-    Symbols are at most `most`. A bound is at least 2, and at least a number's inverse. So the
-    product of two bounds is right for a quotient and a remainder, too.
+    Symbols are at most `most`. A bound is at least 2, so a product is at least a sum. A divisor is
+    a whole number or a constant, and its bound is at least its inverse.
     """
     match node:
         case ast.Name(id=name):
-            return max(most.get(name, 0), 2)
+            return max(most.get(name, 0), 4)  # 4 is above pi
         case ast.Constant(value=int() | float() as number):
             return max(abs(number), 2, 1 / abs(number) if number else 0)
         case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=int() as power)):
             return _bound(base, most) ** power if 0 < power < 64 else math.inf
+        case ast.BinOp(op=ast.Div() | ast.FloorDiv() | ast.Mod(), right=divisor) if _real(divisor):
+            return math.inf
+        case ast.Call(func=ast.Name(id=called), args=[_, divisor, *_]) if (
+            called in _DIVIDING and _real(divisor)
+        ):
+            return math.inf
         case ast.Call(func=ast.Name(id=called), args=inner):
             name = called.removeprefix("OpaqueUnaryFn_")
         case _:
@@ -179,10 +196,19 @@ def _bound(node: ast.AST, most: Mapping[str, int]) -> float:
     return float(_GROWTH.get(name, math.prod)([_bound(part, most) for part in inner]))
 
 
+def _real(divisor: ast.expr) -> bool:
+    """Whether a divisor may be a fraction that is no constant, and so have a large inverse."""
+    return not isinstance(divisor, ast.Constant) and any(
+        isinstance(part, ast.Div | ast.Call) or isinstance(getattr(part, "value", None), float)
+        for part in ast.walk(divisor)
+    )
+
+
 def _unless_large(parts: list[float]) -> float:
     return 2 if max(parts) <= _EXACT else math.inf
 
 
+_DIVIDING = ("Mod", "PythonMod", "FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "FloatTrueDiv")
 # by the names of torch's functions and of Python's syntax; the others multiply
 _GROWTH: dict[str, Callable[[list[float]], float]] = {
     **dict.fromkeys(("Add", "Sub"), sum),

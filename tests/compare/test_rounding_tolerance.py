@@ -116,12 +116,15 @@ def test_a_note_names_a_wide_tolerance_and_the_choice_behind_it(tmp_path: Path) 
         "a = MatMul(x, k) m = Constant<value_ints = [8]>() v, i = TopK(a, m) "
         "p = Neg(x) y = GatherElements<axis = 1>(p, i)"
     )
-    for body, expected in ((picks, 1), (BODY, 0)):
-        case = Case(tmp_path, body)
-        found = wide_tolerances(case.path, {"y": case.tolerance("fp16")}, "fp16", case.plain)
-        assert len(found) == expected
-    case = Case(tmp_path, picks)
-    (note,) = wide_tolerances(case.path, {"y": case.tolerance("fp16")}, "fp16", case.plain)
+    zeros = f"{BODY.replace('y =', 'z =')} n = Neg(z) y = Add(z, n)"
+    found = []
+    for body, own in (
+        (picks, TIGHT), (BODY, TIGHT), (BODY, Tolerance(1e-3, 9.0, "own")), (zeros, TIGHT)
+    ):  # fmt: skip
+        case = Case(tmp_path, body, own)
+        measured = {"y": case.tolerance("fp16")}
+        found += wide_tolerances(case.path, measured, {"y": own}, "fp16", case.plain)
+    (note,) = found
     assert note.kind == "wide-tolerance" and note.facts["share"] == "50%"
     assert ": TopK node" in note.text and "choose in your program" in note.text
 

@@ -93,8 +93,15 @@ def test_powers_beyond_64_bits_are_right(text: str) -> None:
 
 def test_a_value_beyond_64_bits_is_right() -> None:
     sizes = np.arange(1, 1001)
-    for text in ("*".join(["s0"] * 9), "IntTrueDiv(s0*9007199254740993, 3)"):
+    for text in (
+        "*".join(["s0"] * 9),
+        "IntTrueDiv(s0*9007199254740993, 3)",
+        "FloorToInt(1.5*s0)**9 % 7",
+        "CeilToInt(IntTrueDiv(s0, 2))**9",
+        "FloorToInt(1/(1/(s0 + 2**30) - 1/(s0 + 2**30 + 1)))*s0**3",
+    ):
         one_by_one = [result_of(text, {"s0": int(size)}) for size in sizes]
+        assert all(type(number) in (int, float) for number in one_by_one)
         assert result_of(text, {"s0": sizes}).tolist() == one_by_one
 
 

@@ -66,8 +66,21 @@ def power(a: Any, b: Any) -> Any:
     size = None if isinstance(b, int | float) else known(b)
     if isinstance(size, torch.SymInt) and bounds(size)[0] < 0:
         raise ExportError("** with a negative exponent, as far as is known")
+    if isinstance(b, int) and 0 < b < 64 and isinstance(known(a), torch.SymInt):
+        return _product(a, b)  # ONNX Runtime computes Pow of int64 in float64
     a, b = (_scalar(value) if isinstance(value, int) else value for value in (a, b))
     return core.aten_pow(a, b)
+
+
+def _product(a: Value, times: int) -> Value:
+    """A size times itself."""
+    found = None
+    while times:
+        if times % 2:
+            found = a if found is None else op.Mul(found, a)
+        times //= 2
+        a = op.Mul(a, a) if times else a
+    return found
 
 
 def remainder(x: Value, other: Any) -> Value:
