@@ -45,7 +45,7 @@ inline std::string sha256(const std::vector<char>& bytes) {
 
 inline json manifest(const std::filesystem::path& folder) {
     const json found = json::parse(read(folder / "manifest.json"));
-    require(found.at("schema") == 11, "manifest.json: this program reads schema 11, it has " +
+    require(found.at("schema") == 12, "manifest.json: this program reads schema 12, it has " +
                                          found.at("schema").dump());
     require(!found.at("build").is_null(), "the artifact has no engine: run `pipeline build`");
     require(found.at("build").at("plugins").empty(),

@@ -35,7 +35,7 @@ from pipeline.spec.rules import AppliedRule, merged_dims
 from pipeline.spec.tensors import Tolerance
 from pipeline.spec.verdicts import Check, Verdict
 
-SCHEMA = 11
+SCHEMA = 12
 _HASH = "manifest_sha256"
 
 Option = int | float | str | bool

@@ -392,7 +392,7 @@ def at(content: Any, path: list[str | int]) -> Any:
         (["interface", "dims", 0, "min"], "136", "interface.dims[0].min: expected an integer"),
         (["export"], 3, "export: expected an object"),
         (["schema"], "1", "schema: expected an integer"),
-        (["schema"], 2, "schema 2 is not supported; this version reads 11"),
+        (["schema"], 2, "schema 2 is not supported; this version reads 12"),
         (["name"], "other", "was changed after it was written"),
         (["manifest_sha256"], "0" * 64, "was changed after it was written"),
         (["manifest_sha256"], None, "manifest_sha256: is missing"),
@@ -413,7 +413,7 @@ def test_an_artifact_of_an_older_schema_has_to_be_converted_again(place: Path) -
     del content["engine_gpu"]
     (place / MANIFEST).write_text(json.dumps(content))
     assert refusal(place).endswith(
-        "schema 2 is not supported; this version reads 11; convert again"
+        "schema 2 is not supported; this version reads 12; convert again"
     )
 
 
