@@ -27,7 +27,6 @@ from pipeline.export.choices import (
     small_choices,
 )
 from pipeline.export.guards import (
-    TOO_LARGE,
     Broken,
     as_formula,
     broken_guards,
@@ -119,7 +118,8 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
         for guard in own:
             good = good_sizes(dim, needed)
             left = guard.sizes[np.isin(guard.sizes[:, 0], good)]
-            if len(left) and (hidden or guard.line or matters(replace(guard, sizes=left))):
+            sure = hidden or guard.line or guard.too_large
+            if len(left) and (sure or matters(replace(guard, sizes=left))):
                 needed.append(guard)
         if needed:
             rules.append(replace(_rule(dim, needed, log), untraced=untraced))
@@ -132,6 +132,7 @@ def broken_rules(traced: Traced, task: Task, log: GuardLog, *, unread: bool = Fa
             or Rule("guard", first, tuple(others), formula=guard.words),
             line=guard.line or log.line_for(guard.text),
             untraced=untraced,
+            too_large=guard.too_large,
         )
         for guard in broken
         for first, *others in [[dim.name for dim in guard.dims]]
@@ -180,9 +181,9 @@ def _rule(dim: Dim, needed: Sequence[Broken], log: GuardLog) -> Rule:
         if rule.kind == "guard" and good:
             rule = by_remainder(dim, good) or by_one_size(dim, good) or rule
         elif rule.kind in ("fixed", "range") and of_rounding(guards[0].text):
-            large = guards[0].line.endswith(TOO_LARGE)
-            rule = rule if large else Rule("baked-in", dim.name)
-        rule = replace(rule, line=guards[0].line or log.line_for(guards[0].text))
+            rule = rule if guards[0].too_large else Rule("baked-in", dim.name)
+        line = guards[0].line or log.line_for(guards[0].text)
+        rule = replace(rule, line=line, too_large=guards[0].too_large)
         if rule.kind != "guard":
             return rule
         first = first or rule

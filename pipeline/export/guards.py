@@ -19,8 +19,6 @@ from pipeline.spec.closeness import Difference
 from pipeline.spec.dims import Dim, DimExpr, Size, size_text
 from pipeline.spec.tensors import Input, Tolerance
 
-TOO_LARGE = ", a number too large for ONNX"  # the end of such a guard's line
-
 
 @dataclass(frozen=True)
 class Broken:
@@ -35,6 +33,7 @@ class Broken:
         formula: the guard in the dims, as `pipeline.probe.evaluate` reads it; empty if it can't be
             evaluated. Then it counts as broken at every size.
         line: the model's line that made it, if that is known.
+        too_large: whether the model has a number there that ONNX can't hold.
     """
 
     text: str
@@ -43,6 +42,7 @@ class Broken:
     sizes: np.ndarray
     formula: str = ""
     line: str = ""
+    too_large: bool = False
 
 
 @dataclass(frozen=True)

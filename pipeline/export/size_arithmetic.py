@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.export.guards import TOO_LARGE, Broken, Symbol, as_formula, broken_by, recorded
+from pipeline.export.guards import Broken, Symbol, as_formula, broken_by, recorded
 from pipeline.export.ops.refusals import line_of
 from pipeline.export.symbols import exact
 from pipeline.probe.evaluate import fits, symbols_in
@@ -63,9 +63,9 @@ def too_large(
         limit = _LARGEST_POWER if growing else _LARGEST
         known = symbols_in(text) <= symbols.keys()
         if known and not fits(as_formula(text, symbols), most, limit):
-            line = (line_of(node) or "a line that is not known") + TOO_LARGE
-            lines[f"{text} <= {limit}"] = lines[f"{text} >= {-limit}"] = line
-    return _broken(lines, symbols, inputs, rules)
+            lines[f"{text} <= {limit}"] = lines[f"{text} >= {-limit}"] = line_of(node)
+    found = _broken(lines, symbols, inputs, rules)
+    return [replace(guard, too_large=True) for guard in found]
 
 
 def _broken(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.export.guards import TOO_LARGE
 from pipeline.probe.eager import EagerModule
 from pipeline.probe.grid import MOST_SIZES, legal_sizes
 from pipeline.probe.rules import banded, residues
@@ -118,7 +117,7 @@ def with_branch(rule: Rule, eager: EagerModule) -> Rule:
 
     A number that is too large for ONNX makes no branch.
     """
-    if rule.line.endswith(TOO_LARGE):
+    if rule.too_large:
         return rule
     dim = dims_of(eager.inputs).get(rule.dim)
     out = next(iter(_outside(rule, dim)), None) if dim is not None else None

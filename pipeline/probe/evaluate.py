@@ -214,8 +214,10 @@ _GROWTH: dict[str, Callable[[list[float]], float]] = {
     **dict.fromkeys(("Add", "Sub"), sum),
     **dict.fromkeys(("Max", "Min", "max", "min"), max),
     **dict.fromkeys(("Eq", "Ne", "Not", "And", "Or", "Xor", "Compare"), _unless_large),
-    **dict.fromkeys(("PowByNatural", "FloatPow", "LShift", "Pow"), lambda _: math.inf),
-    **dict.fromkeys(("exp", "sinh", "cosh", "tan"), lambda _: math.inf),
+    **dict.fromkeys(
+        ("PowByNatural", "FloatPow", "LShift", "Pow", "exp", "sinh", "cosh", "tan"),
+        lambda _: math.inf,
+    ),
 }
 
 

@@ -123,6 +123,7 @@ class Rule:
         padded: The padding of the dim, if the rule is on its padded size.
         untraced: True if the rule is one side of a branch, and what the model does on the other
             side can't be known.
+        too_large: True if the model has a number at other sizes that ONNX can't hold.
     """
 
     kind: RuleKind
@@ -146,6 +147,7 @@ class Rule:
     opt: int | None = None
     padded: PaddedDim | None = None
     untraced: bool = False
+    too_large: bool = False
 
     def __str__(self) -> str:
         """The problem, its line in the model, and what to do."""
@@ -179,6 +181,8 @@ class Rule:
             what += f" in one export: {subject} takes another branch at {self._name}={self.branch}"
         if self.obstacle == "equal":
             what += f" in one export: {subject} takes another branch where they are equal"
+        if self.too_large:
+            what += ": a number of sizes is too large for ONNX"
         if self.untraced:
             what += f" (torch can't trace all that {subject} does at other sizes)"
         if self.runs and self.kind in ("fixed", "range", "multiple"):

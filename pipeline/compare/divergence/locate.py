@@ -144,7 +144,6 @@ def locate(
             the feed's order.
         rewrite: The record of the passes, to name those that rewrote the node.
         seconds: The time limit of a run; the result is empty if a run takes longer.
-
     """
     if pair[0] == TORCH and pair[1] in (EXPORTED, REWRITTEN) and module is not None:
         path = exported if pair[1] == EXPORTED else rewritten
