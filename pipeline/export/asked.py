@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,15 +23,18 @@ from pipeline.export.exchange import Exchange
 from pipeline.export.symbols import exact
 from pipeline.probe.code_files import is_framework
 
-_ASKING = (  # the first two have SymBool and its arithmetic
-    torch.__file__,
-    sym_node.__file__,
+_SYMBOLS = (torch.__file__, sym_node.__file__)  # have SymBool and its arithmetic
+_ASKING = (
+    *_SYMBOLS,
     str(Path(__file__).with_name("select.py")),
     str(Path(__file__).with_name("cut.py")),
 )
+_MOST_TURNS = 4  # of a loop that count as code that did not run before
 _LAYERS = str(Path(torch.__file__).parent / "nn") + os.sep
 
 Line = tuple[str, int]  # a file and a line's number
+Function = tuple[str, int, str]  # a file, the function's first line, its name
+Instruction = tuple[Function, int, int]  # its function, its offset, how often it ran before
 
 
 class Asked(NamedTuple):
@@ -41,6 +46,8 @@ class Asked(NamedTuple):
         line: the model's line, as ``file:line in function: code``.
         number: the number that was made of a size; None for a condition.
         place: the model's file and line; None for a number.
+        inside: whether something that Python has in C asked, such as the ``==`` of two tuples. On
+            the other side it may ask for more, and no other code of the model runs.
     """
 
     condition: str
@@ -48,6 +55,7 @@ class Asked(NamedTuple):
     line: str = ""
     number: float | None = None
     place: Line | None = None
+    inside: bool = False
 
 
 _heard: ContextVar[list[Asked] | None] = ContextVar("_heard", default=None)
@@ -64,8 +72,20 @@ def _bool(node: Any) -> bool:
         asking = frame = _outside(sys._getframe(1), _ASKING)
         frame = _outside(frame, _LAYERS)
         if frame is not None and (frame is not asking or _is_of_model(frame)):
-            heard.append(_asked(node, result, frame))
+            heard.append(_asked(node, result, frame)._replace(inside=_is_inside()))
     return result
+
+
+def _is_inside() -> bool:
+    """Whether no branch of Python code evaluates a condition, but a function or operator in C.
+
+    In Python 3.13 a comparison evaluates its own result, so there every comparison counts.
+    """
+    frame = _outside(sys._getframe(2), _SYMBOLS)
+    if frame is None:
+        return False
+    name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return "JUMP" not in name and name not in ("UNARY_NOT", "TO_BOOL")
 
 
 def hear(condition: torch.SymBool) -> None:
@@ -150,19 +170,31 @@ def _line_of(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}: {code}"
 
 
-def lines_of(call: Callable[[], object]) -> set[Line]:
-    """The lines of a model's code that run in a call."""
-    found: set[Line] = set()
+def instructions_of(call: Callable[[], object]) -> set[Instruction]:
+    """The instructions of a model's code that run in a call, and their first repetitions.
 
-    def line(frame: FrameType, event: str, _: object) -> Any:
-        if event == "line":
-            found.add((frame.f_code.co_filename, frame.f_lineno))
-        return line
+    Lines would not be enough: ``if h == 17 and w == 23`` is one line whether it asks for w or not.
+    ``all(size == 17 for size in sizes)`` runs the same instructions, but more often.
+    """
+    turns: Counter[tuple[Function, int]] = Counter()
+
+    def run(frame: FrameType, event: str, _: object) -> Any:
+        if event == "opcode":
+            code = frame.f_code
+            function = code.co_filename, code.co_firstlineno, code.co_name
+            turns[function, frame.f_lasti] += 1
+        return run
+
+    def entered(frame: FrameType, _event: str, _: object) -> Any:
+        if not _is_of_model(frame):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return run
 
     before = sys.gettrace()
-    sys.settrace(lambda frame, event, argument: line if _is_of_model(frame) else None)  # noqa: ARG005
+    sys.settrace(entered)
     try:
         call()
     finally:
         sys.settrace(before)
-    return found
+    return {(*at, turn) for at, n in turns.items() for turn in range(min(n, _MOST_TURNS))}

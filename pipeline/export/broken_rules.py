@@ -4,7 +4,8 @@ torch.export checks a guard only on a dim that is passed unchanged (see `pipelin
 A guard that some declared sizes break is a rule only if the program is wrong there.
 
 A branch may hide another one on its other side (`pipeline.export.choices`). A quick export traces
-another side only if the model runs new lines there, or if torch concluded something from it.
+another side only if the model runs new code there, or if more may be asked there without it
+(`Choice.unseen`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from pipeline.export.asked import lines_of
+from pipeline.export.asked import instructions_of
 from pipeline.export.choices import (
     PAIRS,
     Choice,
@@ -48,9 +49,9 @@ from pipeline.probe.sample_sizes import dims_of, elements
 from pipeline.spec.dims import Dim
 from pipeline.spec.rules import Rule
 
-_TRACES = 16  # most traces on other sides, besides those for new lines
+_TRACES = 16  # most traces on other sides, besides those for new code
 _QUICK_PAIRS = 20  # sets of sizes for two choices at once, in a quick export
-_NODES = 1000  # of the graphs that are traced on other sides, besides those for new lines
+_NODES = 1000  # of the graphs that are traced on other sides, besides those for new code
 _SAY = 25  # runs after which a line says how many there were
 _PAIR_NODES = 60_000  # of the graphs that run at sets of sizes for two choices at once
 
@@ -223,7 +224,7 @@ def _behind(
         dims,
         tuple(rules),
         choices_at=once,
-        lines_at=lambda sizes: lines_of(lambda: task.eager.runs_at(sizes)),
+        instructions_at=lambda sizes: instructions_of(lambda: task.eager.runs_at(sizes)),
         differs_at=differs_at,
         elements=lambda sizes: elements(inputs, sizes),
         budget=budget,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from pipeline.export.asked import Asked, Line
+from pipeline.export.asked import Asked, Instruction
 from pipeline.export.guards import Broken, Symbol, as_formula, in_dims
 from pipeline.probe.evaluate import holds, result_of, symbols_in, where_holds
 from pipeline.probe.grid import MOST_SIZES, size_grid, spread
@@ -44,13 +44,14 @@ class Choice:
     Args:
         condition: the branch's condition in the dims.
         guard: the side that was taken, as a guard with the sizes that take the other side.
-        concluded: True if torch concluded it for all that follows. Then torch's ops leave no guards
-            that follow from it, so the other side is always traced.
+        unseen: True if more may be asked on the other side though no other code of the model runs
+            there, so that it is always traced. Either torch concluded the condition for all that
+            follows, and its ops leave no guards that follow from it. Or see `Asked.inside`.
     """
 
     condition: str
     guard: Broken
-    concluded: bool = False
+    unseen: bool = False
 
     def holds(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Where the model takes this side, at these sizes of the dims."""
@@ -131,10 +132,10 @@ class SideSearch:
         rules: the rules on sizes.
         choices_at: traces the model at sizes, and returns its choices there; None if they can't be
             known.
-        lines_at: the lines of the model's code that run at sizes.
+        instructions_at: the instructions of the model's code that run at sizes.
         differs_at: whether the program's outputs differ from the model's at sizes.
         elements: the number of elements of the inputs at sizes.
-        budget: the number of traces besides those for lines that did not run before.
+        budget: the number of traces besides those for code that did not run before.
         pairs: the number of sets of sizes that are tried for two choices at once.
         together: the number of input elements that several comparisons may have together.
         known: the formulas of guards that were tried before.
@@ -143,7 +144,7 @@ class SideSearch:
     dims: tuple[Dim, ...]
     rules: tuple[str, ...]
     choices_at: Callable[[Sizes], list[Choice] | None]
-    lines_at: Callable[[Sizes], set[Line]]
+    instructions_at: Callable[[Sizes], set[Instruction]]
     differs_at: Callable[[Sizes], bool]
     elements: Callable[[Sizes], int]
     budget: int
@@ -169,7 +170,7 @@ class SideSearch:
 
         add(choices, sizes)
         known |= self.known
-        lines = self.lines_at(sizes) if queue else set()
+        instructions = self.instructions_at(sizes) if queue else set()
         traces = pairs = spent = 0
         while queue:
             side = queue.pop(0)
@@ -182,11 +183,11 @@ class SideSearch:
                 continue
             # torch makes a number of a size of 0 or 1, and then asks nothing
             at = min(rows, key=lambda row: sum(size < 2 for size in row.values()))
-            more = self.lines_at(at) - lines
-            lines |= more
+            more = self.instructions_at(at) - instructions
+            instructions |= more
             # what the model chooses after it: a trace tells, otherwise the program's own choices
             path, start, first = side.path, [(side.choice, False)], side.index + 1
-            always = more or side.choice.concluded
+            always = more or side.choice.unseen
             if always or traces < self.budget:
                 traces += not always
                 beyond = self.choices_at(at)
@@ -314,7 +315,7 @@ def choices(
         other = grid[~kept] if kept is not None else grid
         if len(other):
             guard = Broken(one.held, in_dims(one.held, symbols), own, other, formula, one.line)
-            found.append(Choice(as_formula(one.condition, symbols), guard))
+            found.append(Choice(as_formula(one.condition, symbols), guard, one.inside))
     return found, unknown
 
 
@@ -337,7 +338,7 @@ def range_choices(
             asked.append(Asked(above, f"Not({above})"))
             asked += [Asked(least, least)] if span.lower > 2 else []  # see `small_choices`
     found, _ = choices(asked, symbols, dims, rules)
-    return [replace(choice, concluded=True) for choice in found]
+    return [replace(choice, unseen=True) for choice in found]
 
 
 def small_choices(
@@ -353,7 +354,7 @@ def small_choices(
     """
     zeros, _ = choices([Asked(f"{s} >= 1", f"{s} >= 1") for s in symbols], symbols, dims, rules)
     ones, _ = choices([Asked(f"Eq({s}, 1)", f"Ne({s}, 1)") for s in symbols], symbols, dims, rules)
-    return [*(replace(choice, concluded=True) for choice in zeros), *ones]
+    return [*(replace(choice, unseen=True) for choice in zeros), *ones]
 
 
 def number_choices(

@@ -60,7 +60,7 @@ class Open:
     joined: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.test())
+        return True if self.test() else False  # noqa: SIM210 a branch: see `Asked.inside`
 
 
 def is_open(condition: object) -> bool:
@@ -128,7 +128,7 @@ def _joined(
         result = one()
         if isinstance(result, Open):
             found.append(result)
-        elif bool(result) is decisive:
+        elif (not result) is not decisive:
             return decisive
     if not found:
         return not decisive

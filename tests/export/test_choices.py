@@ -371,11 +371,46 @@ def test_what_an_op_decides_by_a_size_of_1_is_found(tmp_path) -> None:
         export(make(alone), None, tmp_path / "m.onnx")
 
 
-def test_a_quick_export_finds_what_new_lines_hide_and_traces_no_other_side(tmp_path) -> None:
-    place = tmp_path / "m.onnx"
+def on_one_line(x):
+    return x * 3 if x.shape[2] == 100 and x.shape[3] == 130 else x * 2
+
+
+def of_tuples(x):
+    return x * 3 if x.shape[2:] == (100, 130) else x * 2
+
+
+def in_a_list(x):
+    return x * 3 if x.shape[2:] in [(7, 9), (100, 130)] else x * 2
+
+
+def in_a_loop(x):
+    return x * 3 if all(a == b for a, b in zip(x.shape[2:], (100, 130), strict=True)) else x * 2
+
+
+HIDING = [single, on_one_line, of_tuples, in_a_list, in_a_loop, alone]
+
+
+@pytest.mark.parametrize("function", HIDING, ids=lambda f: f.__name__)
+def test_a_quick_export_finds_what_a_branch_hides(tmp_path, function) -> None:
+    """It has no budget for traces, as the export of a large program."""
     with pytest.raises(ConstraintError):
-        export(make(single), None, place, quick=True)
-    assert not export(make(alone), None, place, quick=True).refinements  # which alone is wrong
+        export(make(function), None, tmp_path / "m.onnx", quick=True)
+
+
+def nothing_new(x):
+    is_100 = x.shape[2] == 100
+    _unused = not is_100
+    return x * 2
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
+def test_a_quick_export_traces_no_side_that_runs_nothing_new(tmp_path, monkeypatch, quick) -> None:
+    traced = []
+    monkeypatch.setattr(
+        broken_rules, "choices_at", lambda _, sizes: traced.append(sizes["h"] == 100) or []
+    )
+    assert not export(make(nothing_new), None, tmp_path / "m.onnx", quick=quick).refinements
+    assert (True in traced) is not quick
 
 
 def without_past(x, past):
