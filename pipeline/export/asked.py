@@ -45,7 +45,7 @@ class Asked(NamedTuple):
         held: the condition or its opposite, whichever was true; for a number ``size == number``.
         line: the model's line, as ``file:line in function: code``.
         number: the number that was made of a size; None for a condition.
-        place: the model's file and line; None for a number.
+        place: the model's file and line, if one of its functions runs.
         inside: whether something that Python has in C asked, such as the ``==`` of two tuples. On
             the other side it may ask for more, and no other code of the model runs.
     """
@@ -100,10 +100,8 @@ def decide(condition: torch.SymBool) -> bool:
     """Evaluates a condition that the model reads from a tensor, and records it."""
     result: bool = _torchs["bool_"](condition.node)
     heard, frame = _heard.get(), sys._getframe(1)
-    while frame.f_back is not None and not _is_of_model(frame):
-        frame = frame.f_back
     if heard is not None:
-        heard.append(_asked(condition.node, result, frame))
+        heard.append(_asked(condition.node, result, _of_model(frame) or frame))
     return result
 
 
@@ -128,8 +126,9 @@ def _float(node: Any, file: str, line: int) -> float:
 def _hear_number(node: Any) -> None:
     heard = _heard.get()
     if heard is not None and not node.expr.is_number:
-        made_of = exact(node.expr)
-        heard.append(Asked(made_of, f"Eq({made_of}, {node.hint})", number=node.hint))
+        made_of, frame = exact(node.expr), _of_model(sys._getframe(2))
+        place = frame and (frame.f_code.co_filename, frame.f_lineno)
+        heard.append(Asked(made_of, f"Eq({made_of}, {node.hint})", number=node.hint, place=place))
 
 
 _exchange = Exchange(
@@ -157,6 +156,13 @@ def listening() -> Iterator[list[Asked]]:
 def _outside(frame: FrameType | None, places: str | tuple[str, ...]) -> FrameType | None:
     """The first caller whose file is not in a place."""
     while frame is not None and frame.f_code.co_filename.startswith(places):
+        frame = frame.f_back
+    return frame
+
+
+def _of_model(frame: FrameType | None) -> FrameType | None:
+    """The first caller that is the model's."""
+    while frame is not None and not _is_of_model(frame):
         frame = frame.f_back
     return frame
 

@@ -1,5 +1,7 @@
 """Writes branches that only choose numbers, pad or crop as arithmetic, in Python's syntax tree.
 
+Calls that would make a Python number of a size are written so that it stays symbolic.
+
 The text that is written calls `pipeline.export.select` and `pipeline.export.cut`. What a branch
 may contain is decided by its text alone; what its values are, when it runs.
 """
@@ -26,10 +28,10 @@ _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 class NumberBranches(ast.NodeTransformer):
-    """Writes the branches at some lines as arithmetic.
+    """Writes the branches and numbers at some lines as arithmetic.
 
     Attributes:
-        count: The number of branches that were written so.
+        count: The number of branches and numbers that were written so.
     """
 
     def __init__(self, lines: Collection[int]) -> None:
@@ -46,9 +48,28 @@ class NumberBranches(ast.NodeTransformer):
         self._numbers, self._seen = outer
         return node
 
+    def visit_Call(self, node: ast.Call) -> Any:
+        """``int(n * 0.75)``, ``float(n)`` and ``x.shape[2:].numel()``: the size stays symbolic."""
+        self.generic_visit(node)
+        name = ast.unparse(node.func)
+        product = isinstance(node.func, ast.Attribute) and node.func.attr == "numel"
+        if node.keywords or len(node.args) != (not product) or not self._meets(node):
+            return node
+        if isinstance(node.func, ast.Attribute) and product:
+            text = f"{_SELECT}.product({_text(node.func.value)})"
+        elif name in ("int", "float") and not isinstance(node.args[0], ast.Starred):
+            text = f"{_SELECT}.number_of({name}, {_text(node.args[0])})"
+        else:
+            return node
+        self.count += 1
+        return _placed(ast.parse(text, mode="eval").body, node)
+
+    def _meets(self, node: ast.expr) -> bool:
+        last = node.end_lineno or node.lineno
+        return any(n in self._at for n in range(node.lineno, last + 1))
+
     def _is_meant(self, node: ast.If | ast.IfExp) -> bool:
-        last = node.test.end_lineno or node.test.lineno
-        return any(n in self._at for n in range(node.test.lineno, last + 1)) and _pure(node.test)
+        return self._meets(node.test) and _pure(node.test)
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         meant = self._is_meant(node) and _pure(node.body) and _pure(node.orelse)

@@ -8,6 +8,7 @@ on it.
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.export.asked import hear
+from pipeline.export.torch_2_13.whole import whole
 
 _TESTS: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
@@ -212,6 +214,21 @@ def number(value: Any) -> Any:
     if not is_whole(value) and not isinstance(value, float):
         raise Undecided
     return value
+
+
+def number_of(kind: Any, value: Any) -> Any:
+    """``kind(value)`` for Python's ``int`` or ``float``, symbolic if the value is."""
+    if isinstance(value, torch.SymInt | torch.SymFloat) and isinstance(kind, type):
+        if issubclass(kind, int):
+            return whole(value, torch.sym_int)
+        if kind is float:
+            return torch.sym_float(value)  # type: ignore[no-untyped-call]
+    return kind(value)
+
+
+def product(sizes: Any) -> Any:
+    """``sizes.numel()``, symbolic if one of the sizes is."""
+    return math.prod(sizes) if isinstance(sizes, torch.Size) else sizes.numel()
 
 
 def read(value: Callable[[], Any]) -> Any:

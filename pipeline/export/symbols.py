@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _ROUNDED = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt")
 _MOST = 1 << 14  # most sizes of a dim at which a quotient is fitted
+_DIVISOR = 1000  # its largest divisor: factors of a size have few decimals
 _MOST_TRIED = 1 << 14  # most combinations of sizes in the check that an expression is constant
 
 
@@ -112,7 +113,8 @@ class SymbolNames:
             return expr
         sizes = np.array(legal_sizes(self.dims[name], _MOST)) // int(step or 1)
         values = result_of(exact(expr), {str(symbol): sizes})
-        found = None if values is None else fit_quotient(sizes, values)
+        every = {"largest": _DIVISOR} if len(sizes) < _MOST else {}
+        found = None if values is None else fit_quotient(sizes, values, **every)
         if found is None:
             return expr
         from torch.utils._sympy.functions import FloorDiv

@@ -43,17 +43,20 @@ class Quotient:
         return f"{name}//{self.c}" if top == name else f"({top})//{self.c}"
 
 
-def fit_quotient(sizes: np.ndarray, values: np.ndarray) -> Quotient | None:
+def fit_quotient(
+    sizes: np.ndarray, values: np.ndarray, largest: int = _LARGEST_DIVISOR
+) -> Quotient | None:
     """The quotient with the smallest divisor that gives the value at each size, or None.
 
     Args:
         sizes: The sizes in ascending order, int [n], at least two.
         values: The value at each size, int [n].
+        largest: The largest divisor. A larger one may fit by chance, if some sizes are left out.
     """
     if len(sizes) < 2:
         return None
     slope = float(values[-1] - values[0]) / float(sizes[-1] - sizes[0])
-    for c in range(1, _LARGEST_DIVISOR + 1):
+    for c in range(1, largest + 1):
         for a in (round(slope * c) + more for more in (0, 1, -1)):
             rest = values * c - a * sizes
             low, high = int(rest.max()), int(rest.min()) + c - 1

@@ -357,6 +357,7 @@ class Rule:
 
 # code that makes a number of a size, and what to do instead
 _NUMBERS = {
+    "math.sqrt(": "write n ** 0.5 in place of math.sqrt(n) in that line",
     "shape.numel()": "write x.numel() in place of x.shape.numel() in that line",
     "size().numel()": "write x.numel() in place of x.size().numel() in that line",
     "kaiser_window(": "pass the window to the model as an input",

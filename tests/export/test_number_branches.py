@@ -164,7 +164,31 @@ def a_number_that_nobody_needs(x):
     return x
 
 
+def whole_parts_of_floats(x):
+    """A factor that is no half: 0.37 * h is 37 * h // 100 at all sizes here."""
+    h, w = x.shape[2:]
+    return functional.interpolate(x, size=(int(h * 0.37), int(w / 1.5)))
+
+
+def whole_part_of_a_root(x):
+    return x[:, :, : int(x.shape[2] ** 0.5)].sum(2) * int(x.shape[3] * 0.7)
+
+
+def number_of_elements(x):
+    return x.sum((2, 3)) / x.shape[2:].numel() + x.size().numel()
+
+
+def number_as_a_float(x):
+    return x * float(x.shape[2]) ** -0.5 + float(x.shape[3])
+
+
+def shadowed(x):
+    int = float
+    return x * int(x.shape[2] / 4)
+
+
 NUMBERS = [
+    whole_parts_of_floats, whole_part_of_a_root, number_of_elements, number_as_a_float, shadowed,
     skip_connection, shifted_windows, smaller_windows, conditional, added, trimmed, reflected,
     on_both_sides, from_the_end, a_number_that_nobody_needs, written_later,
     reflected_by_a_tensor,

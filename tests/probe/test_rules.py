@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import onnxruntime
@@ -65,14 +66,8 @@ def baked(x):
     return x * x.shape[2].__index__()  # the line of baked
 
 
-def by_number_of_elements(x):
-    if x.shape.numel() == 0:
-        return x
-    return x * 2
-
-
-def scaled(x):
-    return x[..., : int(x.shape[3] * 0.37) + 1]  # the line of scaled
+def rooted(x):
+    return x[..., : int(math.sqrt(x.shape[3])) + 1]  # the line of rooted
 
 
 def odd(x):
@@ -121,7 +116,7 @@ def make(function, *shapes, **options) -> ModelSpec:
     )  # fmt: skip
 
 
-BAKED = (baked, scaled, by_number_of_elements)
+BAKED = (baked, rooted)
 HINT = "or set refine_dims=True"
 CASES = [
     (eight, (), ["h must be a multiple of 8", "eight's line", "max=512, multiple_of=8)", HINT]),
@@ -137,12 +132,7 @@ CASES = [
     (tied, ((1, 3, H, W), (1, 3, H2, W)), ["h2 must equal h", "line of tied", "one Dim for both"]),
     (square, (), ["w must equal h", "line of square"]),
     (baked, (), ["h is baked in", "line of baked", "a number in place of h"]),
-    (scaled, (), ["w is baked in", "line of scaled", "a number in place of w"]),
-    (
-        by_number_of_elements,
-        (),
-        ["h is baked in", "or write x.numel() in place of x.shape.numel() in that line"],
-    ),
+    (rooted, (), ["w is baked in", "line of rooted", "or write n ** 0.5 in place of math.sqrt"]),
     (odd, (), ["h must be odd", "line of odd", "max=511, multiple_of=2, offset=1)", HINT]),
     (
         five_of_eight,
@@ -212,13 +202,27 @@ def test_what_no_dim_and_no_rule_can_say_is_refused_even_with_refine_dims(tmp_pa
     [
         (lambda x: x if x.mean() > 0 else -x, "compute both branches and use torch.where"),
         (lambda x: x * {(64, 64): 2}.get(tuple(x.shape[2:]), 1), "size as a key of a dict"),
-        (lambda x: functional.interpolate(x, scale_factor=0.37), "compute it in integers"),
+        (lambda x: functional.interpolate(x, scale_factor=0.7), "compute it in integers"),
         (lambda x: x[..., : round(x.shape[3] * 0.37)], "compute it in integers"),
     ],
 )
 def test_what_torch_refuses_comes_with_advice(tmp_path, function, words) -> None:
     with pytest.raises(ExportError, match=words):
         export(make(function), None, tmp_path / "m.onnx")
+
+
+class Holder(torch.nn.Module):
+    def forward(self, x):
+        return self.function(x)
+
+
+def test_a_function_that_no_name_leads_to_stays_as_it_is(tmp_path) -> None:
+    holder = Holder()
+    holder.function = lambda x: x / x.shape.numel()
+    spec = dataclasses.replace(make(baked), build=lambda _: holder)
+    words = r"or write x\.numel\(\) in place of x\.shape\.numel\(\) in that line"
+    with pytest.raises(ConstraintError, match=words):
+        export(spec, None, tmp_path / "m.onnx")
 
 
 def test_a_models_own_error_gets_no_advice_of_ours(tmp_path) -> None:

@@ -50,6 +50,7 @@ _FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     operator.truediv: np.divide,
     operator.pow: np.power,
     operator.neg: np.negative,
+    operator.abs: np.abs,
     torch.sym_max: np.maximum,
     torch.sym_min: np.minimum,
     torch.sym_float: np.asarray,

@@ -143,7 +143,7 @@ PIECES: tuple[Piece, ...] = (
     Piece(
         "rounded",
         seen="2.13.0",
-        without="round(size, -1) is the size itself.",
+        without="round(size, -1) is the size itself, and size // 1.3 is floor(size / 1.3).",
         apply=lambda module, sizes: rounded.true_rounding(),  # noqa: ARG005
     ),
     Piece(

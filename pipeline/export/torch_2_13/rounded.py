@@ -1,12 +1,15 @@
-"""Makes ``round(size, -1)`` count as a use of the size's value.
+"""Makes ``round(size, -1)`` and ``size // 1.3`` count as a use of the size's value.
 
-torch returns the size itself, as for ``round(size)``, so a program has 134 where Python has 130.
-Under `true_rounding` the size becomes a number, and torch learns that the program holds for this
-number only.
+torch returns the size itself for the first, as for ``round(size)``, so a program has 134 where
+Python has 130. For the second it traces ``floor(size / 1.3)``, which is 10 at a size of 13, where
+Python has 9. Under `true_rounding` the size becomes a number, and torch learns that the program
+holds for this number only. A quotient that has no such difference stays symbolic.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +22,36 @@ def _rounded(size: torch.SymInt, digits: int | None = None) -> Any:
     return size if digits is None or digits >= 0 else round(int(size), digits)
 
 
-_exchange = Exchange({(torch.SymInt, "__round__"): _rounded})
+def _divided(kind: type, name: str) -> Callable[[Any, Any], Any]:
+    """``//``, of which the first argument is symbolic; the second one divides it, or is divided."""
+    torchs = vars(kind)[name]
+
+    def divided(symbolic: Any, other: Any) -> Any:
+        floats = kind is torch.SymFloat or isinstance(other, float | torch.SymFloat)
+        if not floats or _is_exact(symbolic, other, divides=name == "__floordiv__"):
+            return torchs(symbolic, other)
+        return getattr(float(symbolic), name)(float(other))
+
+    return divided
+
+
+def _is_exact(symbolic: Any, other: Any, *, divides: bool) -> bool:
+    """Whether no quotient is rounded up to a whole number."""
+    if not isinstance(other, int | float):
+        return False
+    if isinstance(symbolic, torch.SymInt):
+        return float(other).is_integer()
+    return divides and math.frexp(other)[0] == 0.5
+
+
+_exchange = Exchange(
+    {
+        (torch.SymInt, "__round__"): _rounded,
+        (torch.SymInt, "__floordiv__"): _divided(torch.SymInt, "__floordiv__"),
+        (torch.SymFloat, "__floordiv__"): _divided(torch.SymFloat, "__floordiv__"),
+        (torch.SymFloat, "__rfloordiv__"): _divided(torch.SymFloat, "__rfloordiv__"),
+    }
+)
 
 
 def true_rounding() -> AbstractContextManager[None]:

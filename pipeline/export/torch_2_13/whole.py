@@ -5,7 +5,8 @@ Attention over windows often computes
 number, so torch.export bakes the batch in. Under `whole_numbers` the name ``int`` in the model's
 own modules is a type that keeps a symbolic size symbolic. Of a quotient of sizes it takes the whole
 part in integers (see `pipeline.export.torch_2_13.quotients`). Every other call and every other
-float (``int(h * 0.7)``, ``int(n ** 0.5)``) uses Python's own ``int``.
+float (``int(h * 0.7)``, ``int(n ** 0.5)``) uses Python's own ``int``, unless its line is written
+anew because a number was baked in there (`pipeline.export.number_branches`).
 
 Only the name changes, in the namespaces of modules whose source can be read. Their functions may
 use ``int`` only in calls and in isinstance; code that runs at import may use it freely. If a
@@ -22,7 +23,7 @@ import ast
 import builtins
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -63,11 +64,18 @@ class _Int(builtins.int, metaclass=_Meta):
     """``int`` that keeps symbolic sizes symbolic."""
 
 
-def whole(value: torch.SymInt | torch.SymFloat) -> Any:
-    """``int(value)``, as a SymInt if that is equal at every declared size."""
+def whole(
+    value: torch.SymInt | torch.SymFloat, otherwise: Callable[[Any], Any] = builtins.int
+) -> Any:
+    """``int(value)``, as a SymInt if that is equal at every declared size.
+
+    Args:
+        value: the number of sizes.
+        otherwise: makes a whole number of any other number.
+    """
     sizes = _sizes.get()
     if sizes is None or value.node.expr.is_number:
-        return builtins.int(value)
+        return otherwise(value)
     if isinstance(value, torch.SymInt):
         return value
     env, expr = value.node.shape_env, value.node.expr
@@ -76,11 +84,11 @@ def whole(value: torch.SymInt | torch.SymFloat) -> Any:
         source = next(iter(env.var_to_sources.get(symbol, ())), None)
         size = None if source is None else declared_size(source.name, sizes)
         if size is None:
-            return builtins.int(value)
+            return otherwise(value)
         symbols.append((str(symbol), size))
     found = whole_part(expr, tuple(symbols))
     if found is None:
-        return builtins.int(value)
+        return otherwise(value)
     parts = {
         symbol: env.create_symintnode(symbol, hint=builtins.int(env.backed_var_to_val[symbol]))
         for symbol in found.free_symbols

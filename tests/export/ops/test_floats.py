@@ -70,6 +70,18 @@ def test_sums_of_floats_are_tried_at_every_set_of_sizes(tmp_path) -> None:
     assert differing(floored(of), (short,), tmp_path, [(2,), (836,), (40000,)]) == []
 
 
+def test_an_absolute_value_is_tried_at_every_size(tmp_path) -> None:
+    def of(x):
+        return abs(x.shape[0] * 0.7 - 9.1)
+
+    short = Dim("t", 2, 1000, 4000)
+    sizes = wrong_after(lambda n: abs(n * n.dtype.type(0.7) - n.dtype.type(9.1)), np.floor, 2, 4000)
+    assert 23 in sizes
+    assert differing(floored(of), (short,), tmp_path, [(n,) for n in sizes]) == []
+    with pytest.raises(ExportError, match="float32 rounds that float differently"):
+        differing(floored(of), (T,), tmp_path, [])
+
+
 def test_more_sets_of_sizes_than_can_be_tried_are_refused(tmp_path) -> None:
     shape = (Dim("h", 2, 90, 9000), Dim("w", 2, 100, 9000))
     with pytest.raises(ExportError, match="too many values"):

@@ -304,7 +304,15 @@ FAULTS: dict[str, dict[str, Case]] = {
         ]
     },
     "rounded": {
-        "to tens": Case(lambda: Of(lambda x: x * round(x.shape[1], -1)), (3, W), refused=CONSTANT)
+        "to tens": Case(lambda: Of(lambda x: x * round(x.shape[1], -1)), (3, W), refused=CONSTANT),
+        **{
+            f"a quotient with {name}": Case(lambda of=of: Of(of), (3, W), refused=refused)
+            for name, of, refused in [
+                ("a float", lambda x: x + x.shape[1] // 0.1, CONSTANT),
+                ("a float above it", lambda x: x + 124.8 // (x.shape[1] * 0.1), "Guard failed"),
+                ("a float of a size", lambda x: x + x.shape[1] * 0.7 // 0.1, "Guard failed"),
+            ]
+        },
     },
     "plain_data": {
         "a folded weight": Case(Folded, (2, 3, N, W), written=True),
