@@ -32,6 +32,7 @@ PAIRS = 200  # see `SideSearch.pairs`
 _ELEMENTS = 1 << 21  # most input elements of a comparison on the other side of a choice
 _TOGETHER = 4  # fewer sets of sizes are evaluated one by one
 _COSTLY = 10  # as many times the affordable elements may all sets of sizes for two choices have
+_AGAIN = 4  # most sides that are traced because of code that ran on another side too
 _VALUES = 32  # most values of a number that a model makes of a size
 
 Sizes = dict[str, int]
@@ -123,6 +124,31 @@ class _Side:
         return [*((choice, True) for choice in self.path[: self.index]), (self.choice, False)]
 
 
+class _Sides:
+    """The sides that are still to be looked at, each once.
+
+    Attributes:
+        queue: the sides.
+        known: the conditions and formulas of all choices so far.
+    """
+
+    def __init__(self) -> None:
+        self.queue: list[_Side] = []
+        self.known: set[str] = set()
+        self._unseen: set[str] = set()  # those of them that were `Choice.unseen` at least once
+
+    def add(self, path: Sequence[Choice], at: Sizes, origin: Choice | None = None) -> None:
+        """Adds the sides of the choices that the model makes at some sizes."""
+        unseen = {choice.condition for choice in path if choice.unseen} - self._unseen
+        path = [replace(choice, unseen=choice.condition in unseen) for choice in path]
+        for index, choice in enumerate(path):
+            names = {choice.condition, choice.guard.formula}
+            if not self.known & names or (choice.unseen and not self._unseen & names):
+                self.known.update(names)
+                self._unseen.update(names if choice.unseen else ())
+                self.queue.append(_Side(path, index, origin or choice, at))
+
+
 @dataclass(frozen=True)
 class SideSearch:
     """Looks for branches of a model that its exported program does not know.
@@ -159,21 +185,14 @@ class SideSearch:
             choices: the choices made while the program was exported.
             sizes: the sizes of that export.
         """
-        known: set[str] = set()
-        queue: list[_Side] = []
-
-        def add(path: Sequence[Choice], at: Sizes, origin: Choice | None = None) -> None:
-            for index, choice in enumerate(path):
-                if not known & {choice.condition, choice.guard.formula}:
-                    known.update((choice.condition, choice.guard.formula))
-                    queue.append(_Side(path, index, origin or choice, at))
-
-        add(choices, sizes)
-        known |= self.known
-        instructions = self.instructions_at(sizes) if queue else set()
-        traces = pairs = spent = 0
-        while queue:
-            side = queue.pop(0)
+        sides = _Sides()
+        sides.add(choices, sizes)
+        sides.known |= self.known
+        first_run = self.instructions_at(sizes) if sides.queue else set()
+        instructions = {*first_run}
+        traces = again = pairs = spent = 0
+        while sides.queue:
+            side = sides.queue.pop(0)
             # earlier choices may exclude it (h is odd, then h == 44), and still not matter to it
             rows = self.rows_of(side.taken(), side.sizes)
             rows = rows or self.rows_of([(side.choice, False)], side.sizes)
@@ -183,17 +202,20 @@ class SideSearch:
                 continue
             # torch makes a number of a size of 0 or 1, and then asks nothing
             at = min(rows, key=lambda row: sum(size < 2 for size in row.values()))
-            more = self.instructions_at(at) - instructions
+            other_run = self.instructions_at(at) - first_run
+            more = other_run - instructions
             instructions |= more
             # what the model chooses after it: a trace tells, otherwise the program's own choices
             path, start, first = side.path, [(side.choice, False)], side.index + 1
             always = more or side.choice.unseen
-            if always or traces < self.budget:
-                traces += not always
+            repeated = bool(other_run) and again < _AGAIN  # a loop, or another layer
+            if always or repeated or traces < self.budget:
+                again += repeated and not always
+                traces += not always and not repeated
                 beyond = self.choices_at(at)
                 if beyond is None:
                     return Hidden(side.origin, untraced=True)
-                add(beyond, at, side.origin)
+                sides.add(beyond, at, side.origin)
                 path, start = beyond, []
                 turned = [choice.condition == side.choice.condition for choice in path]
                 first = turned.index(True) + 1 if True in turned else 0

@@ -49,7 +49,7 @@ class NumberBranches(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
-        """``int(n * 0.75)``, ``float(n)`` and ``x.shape[2:].numel()``: the size stays symbolic."""
+        """``int(n * 0.75)`` and ``x.shape[2:].numel()``: the size stays symbolic."""
         self.generic_visit(node)
         name = ast.unparse(node.func)
         product = isinstance(node.func, ast.Attribute) and node.func.attr == "numel"
@@ -57,8 +57,8 @@ class NumberBranches(ast.NodeTransformer):
             return node
         if isinstance(node.func, ast.Attribute) and product:
             text = f"{_SELECT}.product({_text(node.func.value)})"
-        elif name in ("int", "float") and not isinstance(node.args[0], ast.Starred):
-            text = f"{_SELECT}.number_of({name}, {_text(node.args[0])})"
+        elif name == "int" and not isinstance(node.args[0], ast.Starred):
+            text = f"{_SELECT}.whole_number(int, {_text(node.args[0])})"
         else:
             return node
         self.count += 1

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.export.asked import hear
-from pipeline.export.torch_2_13.whole import whole
 
 _TESTS: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
@@ -216,14 +217,44 @@ def number(value: Any) -> Any:
     return value
 
 
-def number_of(kind: Any, value: Any) -> Any:
-    """``kind(value)`` for Python's ``int`` or ``float``, symbolic if the value is."""
-    if isinstance(value, torch.SymInt | torch.SymFloat) and isinstance(kind, type):
-        if issubclass(kind, int):
-            return whole(value, torch.sym_int)
-        if kind is float:
-            return torch.sym_float(value)  # type: ignore[no-untyped-call]
+def whole_number(kind: Any, value: Any) -> Any:
+    """``int(value)``, symbolic if the value is made of sizes in one step.
+
+    Args:
+        kind: what the model calls: Python's ``int``, or what has its name there.
+        value: its argument.
+    """
+    is_int = isinstance(kind, type) and issubclass(kind, int)
+    if is_int and isinstance(value, torch.SymFloat) and _is_one_step(value):
+        return torch.sym_int(value)  # type: ignore[no-untyped-call]
     return kind(value)
+
+
+def _is_one_step(value: torch.SymFloat) -> bool:
+    """Whether Python makes a float of sizes that are not negative in one step, as ``h * 0.7``.
+
+    sympy folds several: ``h * 0.7 * 10`` becomes ``7.0*h``, and Python's floats are no ``7.0*h``.
+    A quotient of whole numbers does not count: the model's ``int`` keeps it symbolic.
+    """
+    mode = get_proxy_mode()
+    proxy: Any = None if mode is None else get_proxy_slot(value, mode.tracer, None)
+    if proxy is None:
+        return False
+    node: Node = proxy.force().node
+    numbers = [arg for arg in node.args if isinstance(arg, int | float)]
+    if node.target is operator.truediv and all(float(n).is_integer() for n in numbers):
+        return False
+    return all(not isinstance(arg, Node) or _is_size(arg) for arg in node.args)
+
+
+def _is_size(node: Node) -> bool:
+    """Whether a node's value is a size that is not negative, also as a float."""
+    if node.target is torch.sym_float:
+        (node,) = node.all_input_nodes
+    size = node.meta.get("val")
+    if not isinstance(size, torch.SymInt):
+        return False
+    return bool(size.node.shape_env.bound_sympy(size.node.expr).lower >= 0)
 
 
 def product(sizes: Any) -> Any:

@@ -328,7 +328,8 @@ def choices_at(task: Task, sizes: Mapping[str, int]) -> list[Choice] | None:
     symbols, rules = told.symbols, task.spec.rules
     dims = list(dims_of(eager.inputs).values())
     found = range_choices(told.spans, symbols, dims, rules)
-    for one in dict.fromkeys(asked):
+    every = [one if one.number is None else one._replace(place=None) for one in asked]
+    for one in dict.fromkeys(every):
         if one.number is None:
             more, unknown = choices([one], symbols, dims, rules)
             if unknown:

@@ -387,7 +387,20 @@ def in_a_loop(x):
     return x * 3 if all(a == b for a, b in zip(x.shape[2:], (100, 130), strict=True)) else x * 2
 
 
-HIDING = [single, on_one_line, of_tuples, in_a_list, in_a_loop, alone]
+def asked_before(x):
+    is_100 = x.shape[2] == 100
+    _unused = not is_100
+    return of_tuples(x)
+
+
+def again(x):
+    for h, w, factor in ((70, 71, 2), (100, 130, 3)):
+        if x.shape[2] == h and x.shape[3] == w:
+            return x * factor
+    return x * 2
+
+
+HIDING = [single, on_one_line, of_tuples, in_a_list, in_a_loop, alone, asked_before, again]
 
 
 @pytest.mark.parametrize("function", HIDING, ids=lambda f: f.__name__)

@@ -17,6 +17,8 @@ import torch
 
 from pipeline.export.exchange import Exchange
 
+_FEW = 1 << 20  # the largest numerator and denominator of a divisor
+
 
 def _rounded(size: torch.SymInt, digits: int | None = None) -> Any:
     return size if digits is None or digits >= 0 else round(int(size), digits)
@@ -28,20 +30,22 @@ def _divided(kind: type, name: str) -> Callable[[Any, Any], Any]:
 
     def divided(symbolic: Any, other: Any) -> Any:
         floats = kind is torch.SymFloat or isinstance(other, float | torch.SymFloat)
-        if not floats or _is_exact(symbolic, other, divides=name == "__floordiv__"):
+        if not floats or _is_exact(other, divides=name == "__floordiv__"):
             return torchs(symbolic, other)
         return getattr(float(symbolic), name)(float(other))
 
     return divided
 
 
-def _is_exact(symbolic: Any, other: Any, *, divides: bool) -> bool:
-    """Whether no quotient is rounded up to a whole number."""
-    if not isinstance(other, int | float):
+def _is_exact(other: Any, *, divides: bool) -> bool:
+    """Whether no quotient is rounded up to a whole number.
+
+    That takes a dividend next below ``k * other`` for a whole number k. If the divisor has few
+    digits, float64 holds that product, and its neighbour's quotient is no k.
+    """
+    if not divides or not isinstance(other, int | float) or not math.isfinite(other):
         return False
-    if isinstance(symbolic, torch.SymInt):
-        return float(other).is_integer()
-    return divides and math.frexp(other)[0] == 0.5
+    return max(map(abs, other.as_integer_ratio())) <= _FEW
 
 
 _exchange = Exchange(

@@ -23,7 +23,7 @@ import ast
 import builtins
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -64,18 +64,11 @@ class _Int(builtins.int, metaclass=_Meta):
     """``int`` that keeps symbolic sizes symbolic."""
 
 
-def whole(
-    value: torch.SymInt | torch.SymFloat, otherwise: Callable[[Any], Any] = builtins.int
-) -> Any:
-    """``int(value)``, as a SymInt if that is equal at every declared size.
-
-    Args:
-        value: the number of sizes.
-        otherwise: makes a whole number of any other number.
-    """
+def whole(value: torch.SymInt | torch.SymFloat) -> Any:
+    """``int(value)``, as a SymInt if that is equal at every declared size."""
     sizes = _sizes.get()
     if sizes is None or value.node.expr.is_number:
-        return otherwise(value)
+        return builtins.int(value)
     if isinstance(value, torch.SymInt):
         return value
     env, expr = value.node.shape_env, value.node.expr
@@ -84,11 +77,11 @@ def whole(
         source = next(iter(env.var_to_sources.get(symbol, ())), None)
         size = None if source is None else declared_size(source.name, sizes)
         if size is None:
-            return otherwise(value)
+            return builtins.int(value)
         symbols.append((str(symbol), size))
     found = whole_part(expr, tuple(symbols))
     if found is None:
-        return otherwise(value)
+        return builtins.int(value)
     parts = {
         symbol: env.create_symintnode(symbol, hint=builtins.int(env.backed_var_to_val[symbol]))
         for symbol in found.free_symbols

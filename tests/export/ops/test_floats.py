@@ -82,6 +82,15 @@ def test_an_absolute_value_is_tried_at_every_size(tmp_path) -> None:
         differing(floored(of), (T,), tmp_path, [])
 
 
+def test_floor_divisions_that_round_nothing_up_stay(tmp_path) -> None:
+    def by(x):
+        n = x.shape[0]
+        return x.flatten()[:1] * 0 + (n / 2 // 3 + n // 2.5 + n * 0.7 // 3 + n // 0.5)
+
+    short = Dim("t", 2, 100, 300)
+    assert differing(by, (short,), tmp_path, [(n,) for n in range(2, 301)]) == []
+
+
 def test_more_sets_of_sizes_than_can_be_tried_are_refused(tmp_path) -> None:
     shape = (Dim("h", 2, 90, 9000), Dim("w", 2, 100, 9000))
     with pytest.raises(ExportError, match="too many values"):
