@@ -35,7 +35,7 @@ def explain(
     graph = NodeIndex(model)
     found = find(graph, said)
     if said.died and not found.why:
-        head = f"target {target}: TensorRT crashed: {said.died}, {_doing(graph, said, found)}"
+        head = f"target {target}: TensorRT crashed: {_ending(said)}, {_doing(graph, said, found)}"
     elif not found.nodes:
         head = f"target {target} refuses {model.name}: {found.why} (TensorRT names no node)"
     elif not found.sure:
@@ -113,6 +113,12 @@ _PHASES = {
     "parse": "while parsing",
     "build": "while building",
 }
+
+
+def _ending(said: BuildFailure) -> str:
+    """Returns how the process ended, with its last line if it ended itself."""
+    lines = said.text.splitlines()
+    return f"{said.died} ({lines[-1][:200]})" if lines and "exit code" in said.died else said.died
 
 
 def _doing(graph: NodeIndex, said: BuildFailure, found: Found) -> str:

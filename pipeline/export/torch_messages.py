@@ -169,7 +169,7 @@ _UNMET = re.compile(
 _ROUNDED = re.compile(r"\b(?:Trunc|Floor|Ceil|Round)ToInt\(")
 _IN_INTEGERS = (
     "a size times a float has no exact formula: compute it in integers, such as "
-    "x.shape[2] * 37 // 100 in place of int(x.shape[2] * 0.37) or scale_factor=0.37"
+    "x.shape[2] * 7 // 10 in place of int(x.shape[2] * 0.7) or scale_factor=0.7"
 )
 
 

@@ -403,6 +403,8 @@ def test_nothing_is_claimed_that_the_words_do_not_say(tmp_path: Path) -> None:
     )
     told = str(explain(path, RTX, BuildFailure("", "Killed (SIGKILL)", "build")))
     assert told.endswith("while building model.onnx; the node is not known")
+    told = str(explain(path, RTX, BuildFailure("[I] a\nptxas fatal", "exit code 1", "build")))
+    assert "TensorRT crashed: exit code 1 (ptxas fatal), while building model.onnx; the" in told
     told = str(explain(path, RTX, BuildFailure("", "Killed (SIGKILL)", "plugin libfoo.so")))
     assert told.endswith("while loading the plugin libfoo.so")
     # names of layers that only begin like a node's are not that node
