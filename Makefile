@@ -25,8 +25,8 @@ convert: setup ## Convert MODEL (default raft; all: the whole zoo) into artifact
 	$(RUN) -m pipeline convert $(if $(filter all,$(MODEL)),--all,$(MODEL)) $(ARGS)
 
 test: setup ## Run all tests, in WORKERS processes (ARGS for pytest)
-	@# waiting OpenMP threads leave the core to the other processes; hundreds of processes import
-	@# torch, and compiled modules halve their time, so Python keeps them whatever the shell says
+	@# waiting OpenMP threads leave the core to the other processes; many processes import torch,
+	@# and compiled modules halve their time, so Python keeps them whatever the shell says
 	OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 torture: setup ## Attack the pipeline for MINUTES (default 60): kills, damaged files, hostile models, operators

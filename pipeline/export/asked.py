@@ -184,17 +184,18 @@ def instructions_of(call: Callable[[], object]) -> set[Instruction]:
     """
     turns: Counter[tuple[Function, int]] = Counter()
 
-    def run(frame: FrameType, event: str, _: object) -> Any:
-        if event == "opcode":
-            code = frame.f_code
-            function = code.co_filename, code.co_firstlineno, code.co_name
-            turns[function, frame.f_lasti] += 1
-        return run
-
     def entered(frame: FrameType, _event: str, _: object) -> Any:
         if not _is_of_model(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        code = frame.f_code
+        function = code.co_filename, code.co_firstlineno, code.co_name
+
+        def run(frame: FrameType, event: str, _: object) -> Any:
+            if event == "opcode":
+                turns[function, frame.f_lasti] += 1
+            return run
+
         return run
 
     before = sys.gettrace()

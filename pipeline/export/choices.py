@@ -189,7 +189,7 @@ class SideSearch:
         sides.add(choices, sizes)
         sides.known |= self.known
         first_run = self.instructions_at(sizes) if sides.queue else set()
-        instructions = {*first_run}
+        run_since: set[Instruction] = set()
         traces = again = pairs = spent = 0
         while sides.queue:
             side = sides.queue.pop(0)
@@ -203,8 +203,8 @@ class SideSearch:
             # torch makes a number of a size of 0 or 1, and then asks nothing
             at = min(rows, key=lambda row: sum(size < 2 for size in row.values()))
             other_run = self.instructions_at(at) - first_run
-            more = other_run - instructions
-            instructions |= more
+            more = other_run - run_since
+            run_since |= more
             # what the model chooses after it: a trace tells, otherwise the program's own choices
             path, start, first = side.path, [(side.choice, False)], side.index + 1
             always = more or side.choice.unseen

@@ -51,16 +51,15 @@ class NumberBranches(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         """``int(n * 0.75)`` and ``x.shape[2:].numel()``: the size stays symbolic."""
         self.generic_visit(node)
-        name = ast.unparse(node.func)
-        product = isinstance(node.func, ast.Attribute) and node.func.attr == "numel"
-        if node.keywords or len(node.args) != (not product) or not self._meets(node):
+        if node.keywords or not self._meets(node):
             return node
-        if isinstance(node.func, ast.Attribute) and product:
-            text = f"{_SELECT}.product({_text(node.func.value)})"
-        elif name == "int" and not isinstance(node.args[0], ast.Starred):
-            text = f"{_SELECT}.whole_number(int, {_text(node.args[0])})"
-        else:
-            return node
+        match node.func, node.args:
+            case ast.Attribute(value=sizes, attr="numel"), []:
+                text = f"{_SELECT}.product({_text(sizes)})"
+            case ast.Name(id="int"), [value] if not isinstance(value, ast.Starred):
+                text = f"{_SELECT}.whole_number(int, {_text(value)})"
+            case _:
+                return node
         self.count += 1
         return _placed(ast.parse(text, mode="eval").body, node)
 

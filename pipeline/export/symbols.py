@@ -21,7 +21,7 @@ from sympy.printing.str import StrPrinter
 from pipeline.errors import ConstraintError, ExportError, InputError, SizeError
 from pipeline.graph.names import values_of
 from pipeline.probe.evaluate import result_of
-from pipeline.probe.fit import fit_quotient
+from pipeline.probe.fit import LARGEST_DIVISOR, fit_quotient
 from pipeline.probe.grid import legal_sizes
 from pipeline.spec.dims import Dim, DimExpr, size_text
 from pipeline.spec.rules import Rule
@@ -113,8 +113,8 @@ class SymbolNames:
             return expr
         sizes = np.array(legal_sizes(self.dims[name], _MOST)) // int(step or 1)
         values = result_of(exact(expr), {str(symbol): sizes})
-        every = {"largest": _DIVISOR} if len(sizes) < _MOST else {}
-        found = None if values is None else fit_quotient(sizes, values, **every)
+        largest = _DIVISOR if len(sizes) < _MOST else LARGEST_DIVISOR
+        found = None if values is None else fit_quotient(sizes, values, largest)
         if found is None:
             return expr
         from torch.utils._sympy.functions import FloorDiv

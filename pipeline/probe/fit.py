@@ -20,7 +20,7 @@ from pipeline.spec.dims import Dim, DimExpr, evaluate
 
 Point = tuple[Mapping[str, int], int]  # the dims' sizes of a run, and its size of an output
 
-_LARGEST_DIVISOR = 64
+LARGEST_DIVISOR = 64
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Quotient:
 
 
 def fit_quotient(
-    sizes: np.ndarray, values: np.ndarray, largest: int = _LARGEST_DIVISOR
+    sizes: np.ndarray, values: np.ndarray, largest: int = LARGEST_DIVISOR
 ) -> Quotient | None:
     """The quotient with the smallest divisor that gives the value at each size, or None.
 
