@@ -181,7 +181,9 @@ def quiet() -> Iterator[None]:
         for name, logger in list(logging.root.manager.loggerDict.items())
         if isinstance(logger, logging.Logger) and name.split(".")[0] == "torch"
         for handler in logger.handlers
-        if isinstance(handler, logging.StreamHandler)
+        # not those that write to a file: the one of TORCH_TRACE leaves at its first record if
+        # there is no such file, and until then torch makes each record, with the Python stack
+        if type(handler) is logging.StreamHandler and handler.level <= logging.CRITICAL
     ]
     with (
         warnings.catch_warnings(),

@@ -26,6 +26,7 @@ from pipeline.export.torch_2_13 import (
     lengths,
     negative_divisors,
     padded_rows,
+    patterns,
     plain_data,
     recurrent,
     rounded,
@@ -177,10 +178,18 @@ PIECES: tuple[Piece, ...] = (
     Piece(
         "known_shapes",
         seen="2.13.0",
-        without="The shapes of norms, activations and interpolation are found by tracing their "
-        "arithmetic.",
+        without="The shapes of norms, activations, interpolation and grid_sample are found by "
+        "tracing their arithmetic.",
         apply=lambda module, sizes: known_shapes.at_once(),  # noqa: ARG005
         during=("torch.export.export", "torch.onnx.export"),
+    ),
+    Piece(
+        "patterns",
+        seen="2.13.0",
+        without="The optimizer that torch.onnx.export calls takes a time that grows with the "
+        "square of the nodes.",
+        apply=lambda module, sizes: patterns.by_first_output(),  # noqa: ARG005
+        during=("torch.onnx.export",),
     ),
     Piece(
         "size_tensors",

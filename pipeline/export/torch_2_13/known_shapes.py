@@ -1,4 +1,4 @@
-"""Gives the shapes of the results of norms, activations and interpolation at once.
+"""Gives the shapes of the results of norms, activations, interpolation and grid_sample at once.
 
 torch finds them by computing with symbolic sizes, one small op after another, in each run of a
 module. The sizes of a deep convolution network are long expressions, so this takes long. But these
@@ -125,6 +125,17 @@ def _interpolated(source: Any, size: Sequence[Any] | None, *args: Any) -> Any:  
     return made.contiguous(memory_format=suggest_memory_format(source))
 
 
+def _sampled(source: Any, grid: Any, *args: Any) -> Any:  # noqa: ARG001
+    """The result of grid_sample, which has the grid's height and width."""
+    if not (_plain(source) and _plain(grid)) or source.dtype != grid.dtype:
+        return NotImplemented
+    if source.dim() != 4 or grid.dim() != 4 or source.shape[0] != grid.shape[0]:
+        return NotImplemented
+    if type(grid.shape[3]) is not int or grid.shape[3] != 2:
+        return NotImplemented
+    return source.new_empty([*source.shape[:2], *grid.shape[1:3]])
+
+
 def _plain(source: torch.Tensor) -> bool:
     return source.device.type == "cpu" and source.dtype in _FLOATS
 
@@ -145,10 +156,12 @@ def _fit(given: Sequence[torch.Tensor | None], shape: Sequence[Any], source: tor
 def _kernel(op: Any, known: Callable[..., Any]) -> Callable[..., Any]:
     """torch's fake kernel of an op: what is known of the result, or what torch computes."""
 
+    arithmetic = decomposition_table.get(op, op.decompose)  # a composite op is its own
+
     def kernel(mode: fake_tensor.FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
         with mode:
             made = known(*args, **kwargs)
-            return decomposition_table[op](*args, **kwargs) if made is NotImplemented else made
+            return arithmetic(*args, **kwargs) if made is NotImplemented else made
 
     return kernel
 
@@ -160,6 +173,8 @@ def _kernels() -> dict[Any, Callable[..., Any]]:
         _LAYER_NORM: _layer_norm,
         _GROUP_NORM: _group_norm,
         _aten.clone.default: _clone,
+        _aten.grid_sampler.default: _sampled,
+        _aten.grid_sampler_2d.default: _sampled,
         **dict.fromkeys(ELEMENTWISE, _elementwise),
         **dict.fromkeys(INTERPOLATION, _interpolated),
     }

@@ -95,6 +95,7 @@ def _short_init(
 _exchange = Exchange({(SymNode, "__init__"): _short_init})
 
 
+@lru_cache(maxsize=4096)
 def shorter(expr: Any, symbols: Symbols) -> Any:
     """The expression, or a shorter one that is equal at every declared size.
 

@@ -70,6 +70,18 @@ def resized(op: Any, *args: Any) -> Op:
     return lambda x, mode: op(x, [size + 4 for size in x.shape[2:]], *args)  # noqa: ARG005
 
 
+def sampled(op: Any, *numbers: Any, over: bool = False) -> Op:
+    """At one place more in each axis. With `over`, x and y lie one over the other in memory."""
+
+    def call(x: torch.Tensor, mode: FakeTensorMode) -> Any:  # noqa: ARG001
+        n, _, h, w = x.shape
+        grid = x.new_empty(n, 2, h + 1, w + 1).permute(0, 2, 3, 1)
+        grid = grid if over else x.new_empty(n, h + 1, w + 1, 2)
+        return op(x, grid, *numbers)
+
+    return call
+
+
 OPS: dict[str, Op] = {
     "batch_norm": batch_norm,
     "group_norm": group_norm,
@@ -81,7 +93,13 @@ OPS: dict[str, Op] = {
     ),
     **{op.name(): like_its_input(op) for op in ELEMENTWISE},
     **{op.name(): resized(op, False, None) for op in INTERPOLATION},
+    **{
+        f"{op.name()} {number}": sampled(op, *numbers, over=number > 1)
+        for op in (aten.grid_sampler.default, aten.grid_sampler_2d.default)
+        for number, numbers in enumerate([(0, 0, True), (2, 2, False), (0, 1, False), (1, 0, True)])
+    },
 }
+IMAGES = ("aten::upsample", "aten::grid_sampler")
 SPATIAL = {aten.upsample_trilinear3d.vec.name(): 5}
 
 
@@ -107,7 +125,7 @@ def known_of(
 @pytest.mark.parametrize("name", OPS)
 def test_the_result_is_that_of_torch(name: str, what: str) -> None:
     x = INPUTS[what]
-    if name.startswith("aten::upsample") and x.dim() != SPATIAL.get(name, 4):
+    if name.startswith(IMAGES) and x.dim() != SPATIAL.get(name, 4):
         pytest.skip("the op is for another number of axes")
     own, asked = known_of(OPS[name], x)
     with at_once():
@@ -131,3 +149,21 @@ def test_wrong_weights_are_left_to_torch(name: str) -> None:
     with at_once():
         assert known_of(OPS[name], torch.randn(2, 6, 6, 10))[0] == own
     assert isinstance(own, type) and issubclass(own, Exception)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("last", [2, 3])
+def test_a_grid_has_the_batch_of_its_image(batch: int, last: int) -> None:
+    grid = torch.rand(batch, 5, 7, last)
+
+    def op(x: torch.Tensor, mode: FakeTensorMode) -> Any:
+        first = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * 3]
+        context = StatelessSymbolicContext(dynamic_sizes=first)
+        other = mode.from_tensor(grid, symbolic_context=context)
+        return aten.grid_sampler_2d.default(x, other, 0, 0, False)
+
+    own, asked = known_of(op, IMAGE)
+    with at_once():
+        found, guards = known_of(op, IMAGE)
+    assert found == own
+    assert len(guards) == len(asked) == ((batch, last) == (2, 2))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -135,10 +136,12 @@ class Spared(Case):
 
     Args:
         owner, name: The function, as an attribute.
+        most: The most calls that are no fault.
     """
 
     owner: Any = torch.export.ExportedProgram
     name: str = "run_decompositions"
+    most: int = 0
     written: bool = True
 
     def fault(self) -> str:
@@ -152,7 +155,7 @@ class Spared(Case):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.owner, self.name, noted)
             other = super().fault()
-        return other or (f"{self.name} is called" if calls else "")
+        return other or (f"{len(calls)} calls of {self.name}" if len(calls) > self.most else "")
 
 
 class SamePadding(torch.nn.Module):
@@ -190,6 +193,15 @@ class Clamped(Folded):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.conv.weight.data = self.conv.weight.data.clamp(-0.1, 0.1)
         return self.conv(x)
+
+
+class Sampled(torch.nn.Module):
+    """An image at half the size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, _, h, w = x.shape
+        grid = functional.affine_grid(torch.eye(2, 3)[None].expand(n, -1, -1), [n, 3, h // 2, w])
+        return functional.grid_sample(x, grid)
 
 
 class Strided(torch.nn.Module):
@@ -334,6 +346,16 @@ FAULTS: dict[str, dict[str, Case]] = {
             (2, 3, N, W),
             owner=decompositions,
             name="native_batch_norm_helper",
+        ),
+        "grid_sample": Spared(Sampled, (2, 3, N, W), owner=decompositions, name="_grid_sampler_2d"),
+    },
+    "patterns": {
+        "fifty nodes": Spared(
+            lambda: torch.nn.Sequential(*[torch.nn.Tanh()] * 50),
+            (N, W),
+            owner=ir.Node,
+            name="op_identifier",
+            most=500,
         )
     },
     "size_tensors": {

@@ -1,0 +1,36 @@
+"""Looks for a pattern of several outputs only where its first output can be.
+
+onnxscript's optimizer, which torch.onnx.export calls, lists all nodes of the graph for each node
+that it compares with such a pattern, so its time grows with the square of the nodes. A node of
+another op than the first output's ends the search before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from onnxscript.rewriter import _basics, _matcher
+
+from pipeline.export.exchange import Exchange
+
+_match: Callable[..., Any] = _matcher.SimplePatternMatcher.match
+
+
+def _first_of_all(matcher: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
+    """`SimplePatternMatcher.match`, unless the node's op is another than the first output's."""
+    pattern = matcher.pattern
+    if not pattern.has_single_output_node:
+        wanted = pattern.output_nodes[0].op_identifier()
+        if wanted is not None and wanted != node.op_identifier():
+            return _basics.MatchResult().fail("The first output is of another op.")
+    return _match(matcher, model, graph, node, **options)
+
+
+_exchange = Exchange({(_matcher.SimplePatternMatcher, _match.__name__): _first_of_all})
+
+
+def by_first_output() -> AbstractContextManager[None]:
+    """While it is active, onnxscript's rewriter does not list all nodes for each node."""
+    return _exchange.used()
