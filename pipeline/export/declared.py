@@ -84,7 +84,7 @@ def _symbol_range(length: Any, size: Size) -> Iterator[tuple[Any, ValueRanges[An
     if not isinstance(length, torch.SymInt) or len(length.node.expr.free_symbols) != 1:
         return
     (symbol,) = length.node.expr.free_symbols
-    step, found = length.node.expr / symbol, _range(size)
+    step, found = length.node.expr / symbol, _range(size, dims_in(size))
     if not step.is_Integer or step <= 0:
         return
     if not (found.lower.is_Integer and found.upper.is_Integer):
@@ -154,7 +154,7 @@ def symbol_range(env: Any, symbol: Any) -> ValueRanges[Any] | None:
         return None
     size = declared_size(source.name, sizes)
     if size is not None:
-        return _range(size)
+        return _range(size, dims_in(size))
     dims = {dim for size in sizes.values() if not isinstance(size, int) for dim in size.dims}
     for dim in dims:
         if root_name(dim) == source.name:
@@ -162,15 +162,24 @@ def symbol_range(env: Any, symbol: Any) -> ValueRanges[Any] | None:
     return None
 
 
+def dims_in(*sizes: Size) -> tuple[Dim, ...]:
+    """The dims in declared sizes.
+
+    A cache of sizes needs them in its key: equal expressions may have other ranges.
+    """
+    found = {d.name: d for size in sizes if not isinstance(size, int) for d in size.dims}
+    return tuple(found.values())
+
+
 @functools.cache
-def _range(size: Size) -> ValueRanges[Any]:
+def _range(size: Size, dims: tuple[Dim, ...]) -> ValueRanges[Any]:
     """The values of a declared size, or more."""
     if isinstance(size, int):
         return ValueRanges.wrap(size)
     if isinstance(size, Dim):
         return ValueRanges(size.min, size.max)
-    if math.prod(dim.max - dim.min + 1 for dim in size.dims) > _MOST_VALUES:
+    if math.prod(dim.max - dim.min + 1 for dim in dims) > _MOST_VALUES:
         return ValueRanges(-int_oo, int_oo)
-    values = np.meshgrid(*(np.arange(dim.min, dim.max + 1) for dim in size.dims))
-    found = Symbol(size).at({dim.name: v for dim, v in zip(size.dims, values, strict=True)})
+    values = np.meshgrid(*(np.arange(dim.min, dim.max + 1) for dim in dims))
+    found = Symbol(size).at({dim.name: v for dim, v in zip(dims, values, strict=True)})
     return ValueRanges(int(found.min()), int(found.max()))

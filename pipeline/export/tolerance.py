@@ -74,7 +74,8 @@ def with_tolerance(spec: ModelSpec, module: torch.nn.Module, seed: int) -> Model
     for name, sizes in odd.items():
         if name not in noise and not _has_tolerance(spec, name):
             weight = bad_weight(inner(module))
-            do = "give the inputs a range where it is finite (--range, or low= and high=)"
+            drawn = ", ".join(f"{i.name} {i.drawn}" for i in spec.inputs)
+            do = f"the inputs were {drawn}: give ranges where it is finite (--range NAME=1..9)"
             if weight:
                 do = f"the weight {weight} itself has NaN or infinity: correct the weights"
             raise InputError(

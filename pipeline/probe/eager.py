@@ -173,17 +173,21 @@ def flat_tensors(result: Any) -> list[torch.Tensor]:
     return list(tree_leaves(result))
 
 
+_TRACES = "torch.__trace"  # the logger of TORCH_TRACE, which writes to files only
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Hides torch's warnings, prints and logs; errors are still raised."""
     handlers = [
         (handler, handler.level)
         for name, logger in list(logging.root.manager.loggerDict.items())
-        if isinstance(logger, logging.Logger) and name.split(".")[0] == "torch"
+        # without TORCH_TRACE, the handler of traces removes itself at its first record. If it got
+        # none, torch would go on to make each record, with the Python stack
+        if isinstance(logger, logging.Logger) and name.split(".")[0] == "torch" and name != _TRACES
         for handler in logger.handlers
-        # not those that write to a file: the one of TORCH_TRACE leaves at its first record if
-        # there is no such file, and until then torch makes each record, with the Python stack
-        if type(handler) is logging.StreamHandler and handler.level <= logging.CRITICAL
+        if isinstance(handler, logging.StreamHandler)
+        and handler.level <= logging.CRITICAL  # not silent by another `quiet`
     ]
     with (
         warnings.catch_warnings(),

@@ -240,7 +240,9 @@ def _value(text: int | str, sizes: Mapping[str, int]) -> int | None:
 
 
 def plain_size(size: int | str, dims: Mapping[str, Dim], rules: Sequence[str]) -> int | str:
-    """Simplifies an output's size to a quotient of one dim: ``b`` for ``(b*h*w)//(h*w)``.
+    """Simplifies an output's size to a number or a quotient of one dim.
+
+    So ``(b*h*w)//(h*w)`` is ``b``, and ``min(50, h//2)`` is 50 if no declared h is below 100.
 
     Both must be equal at every set of sizes in `pipeline.probe.grid.size_grid`.
 
@@ -250,7 +252,7 @@ def plain_size(size: int | str, dims: Mapping[str, Dim], rules: Sequence[str]) -
         rules: The rules on sizes; sizes that break one are ignored.
 
     Returns:
-        The quotient (``2*h``, ``h//4``, ``(h + 1)//2``), or the size itself.
+        The number, the quotient (``2*h``, ``h//4``, ``(h + 1)//2``), or the size itself.
     """
     text = str(size)
     if not re.search(r"//|%", text):
@@ -266,6 +268,8 @@ def plain_size(size: int | str, dims: Mapping[str, Dim], rules: Sequence[str]) -
     if values is None or any(value >= 1 << 62 for value in (values.max(), -values.min())):
         return size
     values = values.astype(np.int64)
+    if (values == values[0]).all():
+        return int(values[0])
     for name, column in columns.items():
         found = fit_dim(name, column, values)
         if found is not None and _length(found) < _length(text):

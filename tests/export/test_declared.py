@@ -12,6 +12,7 @@ Q, LONG = Dim("q", 7, 11, 23), Dim("t", 1, 5, 1 << 40)
 ENDS: list[tuple[Size, tuple[float, float]]] = [
     (Q, (7, 23)),
     (Q + 3, (10, 26)),
+    (Dim("q", 7, 11, 40) + 3, (10, 43)),  # an equal expression, of another range
     (Q % 8 + 1, (1, 8)),  # 8 and 8 at the ends of q
     (Dim("p", 2, 3, 9) * Q, (14, 207)),
     (LONG % 8 + 1, (-torch.inf, torch.inf)),  # too many to try

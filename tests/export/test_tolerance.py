@@ -195,8 +195,20 @@ def test_none_is_given_for_what_is_no_number(forward: Callable[[Any], Any], tmp_
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return forward(x)
 
-    with pytest.raises(InputError, match="output output is NaN or infinite at h=9"):
+    with pytest.raises(InputError, match=r"output output is NaN or infinite at h=9.*: give ranges"):
         export(spec_of(Bad), None, tmp_path / "m.onnx")
+
+
+def test_the_ranges_at_which_it_is_no_number_are_named(tmp_path: Path) -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            seen = torch.arange(x.shape[1]) < lengths[:, None]
+            return x.masked_fill(~seen, -torch.inf).softmax(1)
+
+    inputs = Input("x", (2, Dim("t", 1, 5, 9))), Input("lengths", (2,), "int64", high=3)
+    spec = ModelSpec("masked", lambda _: Masked(), inputs, (Output("output"),))
+    with pytest.raises(InputError, match=r"the inputs were x -1\.\.1, lengths 0\.\.3: give"):
+        export(spec, None, tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(("part", "value"), [("weight", torch.nan), ("bias", torch.inf)])

@@ -2,7 +2,8 @@
 
 torch finds them by computing with symbolic sizes, one small op after another, in each run of a
 module. The sizes of a deep convolution network are long expressions, so this takes long. But these
-ops have no size of their own: the result is like the input, or has the size that the model gave.
+ops have no size of their own: the result is like the input, or has the size that the model or the
+grid gives.
 
 What is not plain (other types, a dynamic number of channels, weights that do not fit) is left to
 torch.
@@ -20,6 +21,7 @@ from torch._decomp import decomposition_table
 from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_impls import get_fast_op_impls
+from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from pipeline.export.exchange import Exchange
 
@@ -125,15 +127,32 @@ def _interpolated(source: Any, size: Sequence[Any] | None, *args: Any) -> Any:  
     return made.contiguous(memory_format=suggest_memory_format(source))
 
 
-def _sampled(source: Any, grid: Any, *args: Any) -> Any:  # noqa: ARG001
-    """The result of grid_sample, which has the grid's height and width."""
+def _sampled_2d(
+    source: Any,
+    grid: Any,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,  # noqa: ARG001
+) -> Any:
+    """The result of grid_sample: contiguous, with the grid's height and width."""
     if not (_plain(source) and _plain(grid)) or source.dtype != grid.dtype:
         return NotImplemented
-    if source.dim() != 4 or grid.dim() != 4 or source.shape[0] != grid.shape[0]:
+    if source.dim() != 4 or grid.dim() != 4 or guard_or_true(source.shape[0] != grid.shape[0]):
         return NotImplemented
     if type(grid.shape[3]) is not int or grid.shape[3] != 2:
         return NotImplemented
+    if {interpolation_mode, padding_mode} - {0, 1, 2}:
+        return NotImplemented
     return source.new_empty([*source.shape[:2], *grid.shape[1:3]])
+
+
+def _sampled(source: Any, grid: Any, *args: Any) -> Any:
+    """The same, for the op of images and volumes."""
+    made = _sampled_2d(source, grid, *args)
+    if made is not NotImplemented:
+        return made
+    own = _aten.grid_sampler_2d if source.dim() == 4 else _aten.grid_sampler_3d
+    return own.default(source, grid, *args)
 
 
 def _plain(source: torch.Tensor) -> bool:
@@ -156,12 +175,10 @@ def _fit(given: Sequence[torch.Tensor | None], shape: Sequence[Any], source: tor
 def _kernel(op: Any, known: Callable[..., Any]) -> Callable[..., Any]:
     """torch's fake kernel of an op: what is known of the result, or what torch computes."""
 
-    arithmetic = decomposition_table.get(op, op.decompose)  # a composite op is its own
-
     def kernel(mode: fake_tensor.FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
         with mode:
             made = known(*args, **kwargs)
-            return arithmetic(*args, **kwargs) if made is NotImplemented else made
+            return decomposition_table[op](*args, **kwargs) if made is NotImplemented else made
 
     return kernel
 
@@ -174,7 +191,7 @@ def _kernels() -> dict[Any, Callable[..., Any]]:
         _GROUP_NORM: _group_norm,
         _aten.clone.default: _clone,
         _aten.grid_sampler.default: _sampled,
-        _aten.grid_sampler_2d.default: _sampled,
+        _aten.grid_sampler_2d.default: _sampled_2d,
         **dict.fromkeys(ELEMENTWISE, _elementwise),
         **dict.fromkeys(INTERPOLATION, _interpolated),
     }

@@ -20,10 +20,10 @@ _match: Callable[..., Any] = _matcher.SimplePatternMatcher.match
 
 def _first_of_all(matcher: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
     """`SimplePatternMatcher.match`, unless the node's op is another than the first output's."""
-    pattern = matcher.pattern
-    if not pattern.has_single_output_node:
-        wanted = pattern.output_nodes[0].op_identifier()
-        if wanted is not None and wanted != node.op_identifier():
+    outputs = matcher.pattern.output_nodes
+    if len(outputs) > 1:
+        wanted = outputs[0].op_identifier()  # domain, op and overload; a pattern fits any overload
+        if wanted is not None and wanted[:2] != node.op_identifier()[:2]:
             return _basics.MatchResult().fail("The first output is of another op.")
     return _match(matcher, model, graph, node, **options)
 

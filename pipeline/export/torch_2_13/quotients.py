@@ -26,7 +26,7 @@ import numpy as np
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from pipeline.export.declared import Symbols
+from pipeline.export.declared import Symbols, dims_in
 from pipeline.export.guards import Symbol
 from pipeline.probe.evaluate import result_of
 from pipeline.probe.grid import size_grid
@@ -66,7 +66,7 @@ def whole_part(expr: Any, symbols: Symbols) -> Any:
         expr: the sympy expression that torch makes while it traces.
         symbols: the symbols in it, with their declared sizes.
     """
-    columns, complete = _sizes(symbols)
+    columns, complete = _sizes(symbols, dims_in(*(size for _, size in symbols)))
     if not len(next(iter(columns.values()), ())):
         return None
     ratio = _ratio(expr, lambda e: _values(e, columns))
@@ -143,18 +143,14 @@ def _pair(left: _Ratio, right: _Ratio, *, divide: bool) -> _Ratio | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _sizes(symbols: Symbols) -> tuple[dict[str, np.ndarray], bool]:
+def _sizes(symbols: Symbols, dims: tuple[Dim, ...]) -> tuple[dict[str, np.ndarray], bool]:
     """The symbols' values at sets of declared sizes, and whether these are all the sets."""
-    dims: dict[str, Dim] = {}
-    for _, size in symbols:
-        dims.update({d.name: d for d in getattr(size, "dims", (size,)) if isinstance(d, Dim)})
-    every = tuple(dims.values())
-    grid = size_grid(every, ())
-    at = dict(zip(dims, grid.T, strict=True))
+    grid = size_grid(dims, ())
+    at = dict(zip((dim.name for dim in dims), grid.T, strict=True))
     if math.prod(int(column.max()) for column in at.values()) > 1 << 25:
         at = {name: column.astype(object) for name, column in at.items()}
     complete = len(grid) == math.prod(
-        len(range(dim.min, dim.max + 1, dim.multiple_of)) for dim in every
+        len(range(dim.min, dim.max + 1, dim.multiple_of)) for dim in dims
     )
     return {name: Symbol(size).at(at) for name, size in symbols}, complete
 

@@ -34,7 +34,7 @@ import sympy
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.functions import FloorDiv
 
-from pipeline.export.declared import Sizes, Symbols, declared_size
+from pipeline.export.declared import Sizes, Symbols, declared_size, dims_in
 from pipeline.export.exchange import Exchange
 from pipeline.export.guards import Symbol
 from pipeline.probe.evaluate import result_of
@@ -95,7 +95,6 @@ def _short_init(
 _exchange = Exchange({(SymNode, "__init__"): _short_init})
 
 
-@lru_cache(maxsize=4096)
 def shorter(expr: Any, symbols: Symbols) -> Any:
     """The expression, or a shorter one that is equal at every declared size.
 
@@ -103,7 +102,7 @@ def shorter(expr: Any, symbols: Symbols) -> Any:
         expr: a sympy expression of integers, or a condition.
         symbols: the symbols in it, with their declared sizes.
     """
-    columns = _columns(symbols)
+    columns = _columns(symbols, dims_in(*(size for _, size in symbols)))
     if columns is None:
         return expr
     if len(columns) > 1:
@@ -153,16 +152,13 @@ def _condition(expr: Any) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _columns(symbols: Symbols) -> Columns | None:
+def _columns(symbols: Symbols, dims: tuple[Dim, ...]) -> Columns | None:
     """The symbols' values at every declared set of sizes; None if these are too many."""
-    dims: dict[str, Dim] = {}
-    for _, size in symbols:
-        dims.update({d.name: d for d in getattr(size, "dims", ()) if isinstance(d, Dim)})
-    every = [range(d.min, d.max + 1, d.multiple_of) for d in dims.values()]
+    every = [range(d.min, d.max + 1, d.multiple_of) for d in dims]
     if not dims or math.prod(map(len, every)) > _MOST:
         return None
     meshes = np.meshgrid(*(np.array(v, np.int64) for v in every), indexing="ij")
-    at = dict(zip(dims, (m.ravel() for m in meshes), strict=True))
+    at = dict(zip((d.name for d in dims), (m.ravel() for m in meshes), strict=True))
     rows = np.stack([Symbol(size).at(at) for _, size in symbols], axis=1)
     return dict(zip((name for name, _ in symbols), np.unique(rows, axis=0).T, strict=True))
 

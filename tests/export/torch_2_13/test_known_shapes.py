@@ -70,13 +70,16 @@ def resized(op: Any, *args: Any) -> Op:
     return lambda x, mode: op(x, [size + 4 for size in x.shape[2:]], *args)  # noqa: ARG005
 
 
-def sampled(op: Any, *numbers: Any, over: bool = False) -> Op:
-    """At one place more in each axis. With `over`, x and y lie one over the other in memory."""
+def sampled(op: Any, *numbers: Any, planar: bool = False) -> Op:
+    """At one place more in each axis; `planar`: first all x of the grid in memory, then all y."""
 
     def call(x: torch.Tensor, mode: FakeTensorMode) -> Any:  # noqa: ARG001
-        n, _, h, w = x.shape
-        grid = x.new_empty(n, 2, h + 1, w + 1).permute(0, 2, 3, 1)
-        grid = grid if over else x.new_empty(n, h + 1, w + 1, 2)
+        n, _, *inner = x.shape
+        more = [size + 1 for size in inner]
+        if planar:
+            grid = x.new_empty(n, len(inner), *more).movedim(1, -1)
+        else:
+            grid = x.new_empty(n, *more, len(inner))
         return op(x, grid, *numbers)
 
     return call
@@ -94,7 +97,7 @@ OPS: dict[str, Op] = {
     **{op.name(): like_its_input(op) for op in ELEMENTWISE},
     **{op.name(): resized(op, False, None) for op in INTERPOLATION},
     **{
-        f"{op.name()} {number}": sampled(op, *numbers, over=number > 1)
+        f"{op.name()} {number}": sampled(op, *numbers, planar=number > 1)
         for op in (aten.grid_sampler.default, aten.grid_sampler_2d.default)
         for number, numbers in enumerate([(0, 0, True), (2, 2, False), (0, 1, False), (1, 0, True)])
     },
@@ -151,19 +154,49 @@ def test_wrong_weights_are_left_to_torch(name: str) -> None:
     assert isinstance(own, type) and issubclass(own, Exception)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
-@pytest.mark.parametrize("last", [2, 3])
-def test_a_grid_has_the_batch_of_its_image(batch: int, last: int) -> None:
-    grid = torch.rand(batch, 5, 7, last)
+def grid_of(shape: tuple[int, ...], mode: FakeTensorMode) -> torch.Tensor:
+    """A grid with a dynamic batch of its own."""
+    dynamic = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (len(shape) - 1)]
+    context = StatelessSymbolicContext(dynamic_sizes=dynamic)
+    return mode.from_tensor(torch.rand(shape), symbolic_context=context)
 
+
+@pytest.mark.parametrize("shape", [(2, 5, 7, 2), (3, 5, 7, 2), (1, 5, 7, 2), (2, 5, 7, 3)])
+def test_a_grid_fits_its_image_as_torch_asks(shape: tuple[int, ...]) -> None:
     def op(x: torch.Tensor, mode: FakeTensorMode) -> Any:
-        first = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * 3]
-        context = StatelessSymbolicContext(dynamic_sizes=first)
-        other = mode.from_tensor(grid, symbolic_context=context)
-        return aten.grid_sampler_2d.default(x, other, 0, 0, False)
+        return aten.grid_sampler_2d.default(x, grid_of(shape, mode), 0, 0, False)
 
     own, asked = known_of(op, IMAGE)
     with at_once():
         found, guards = known_of(op, IMAGE)
     assert found == own
-    assert len(guards) == len(asked) == ((batch, last) == (2, 2))
+    fits = shape == (2, 5, 7, 2)
+    # both ask for the batch; torch's arithmetic writes it with the grid's other sizes
+    assert len(guards) == len(asked) == fits
+
+
+@pytest.mark.parametrize("numbers", [(3, 0, False), (0, -1, False)])
+def test_unknown_modes_are_refused_as_by_torch(numbers: tuple[Any, ...]) -> None:
+    own, _ = known_of(sampled(aten.grid_sampler_2d.default, *numbers), IMAGE)
+    with at_once():
+        assert known_of(sampled(aten.grid_sampler_2d.default, *numbers), IMAGE)[0] == own
+    assert isinstance(own, type) and issubclass(own, Exception)
+
+
+class Sampled(torch.nn.Module):
+    """A volume, at places of its own values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grid = x[:, :1].movedim(1, -1).expand(-1, -1, -1, -1, 3)
+        return torch.nn.functional.grid_sample(x, grid, align_corners=False)
+
+
+def test_a_volume_is_left_to_torch_also_where_its_op_stays_whole() -> None:
+    """As in torch.onnx.export, where torch then runs no arithmetic of its own for the op."""
+    x, size = torch.rand(2, 3, 4, 5, 6), torch.export.Dim("h", min=2, max=9)
+    program = torch.export.export(Sampled(), (x,), dynamic_shapes=({3: size},))
+    with at_once():
+        program = program.run_decompositions({})
+    assert torch.ops.aten.grid_sampler.default in {node.target for node in program.graph.nodes}
+    other = torch.rand(2, 3, 4, 7, 6)
+    torch.testing.assert_close(program.module()(other), Sampled()(other))

@@ -200,8 +200,9 @@ class Sampled(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, _, h, w = x.shape
-        grid = functional.affine_grid(torch.eye(2, 3)[None].expand(n, -1, -1), [n, 3, h // 2, w])
-        return functional.grid_sample(x, grid)
+        turn = torch.eye(2, 3)[None].expand(n, -1, -1)
+        grid = functional.affine_grid(turn, [n, 3, h // 2, w], align_corners=False)
+        return functional.grid_sample(x, grid, align_corners=False)
 
 
 class Strided(torch.nn.Module):

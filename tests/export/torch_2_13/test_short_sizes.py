@@ -87,6 +87,14 @@ def test_the_declared_sizes_count() -> None:
     assert str(shorter(same_padding(S), (("s0", two),))) == "((s0 + 1)//2)"
 
 
+def test_other_ranges_of_an_equal_expression_count() -> None:
+    """As in a second conversion in one process."""
+    small, large = (2 * Dim("h", 4, 8, most) for most in (16, 64))
+    assert small == large
+    assert shorter(S < 40, (("s0", small),)) == sympy.true
+    assert shorter(S < 40, (("s0", large),)) == (S < 40)
+
+
 def test_too_many_sizes_are_left_alone() -> None:
     expr = same_padding(S)
     assert shorter(expr, (("s0", Dim("h", 1, 64, 1 << 18)),)) is not expr

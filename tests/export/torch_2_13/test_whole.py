@@ -332,6 +332,8 @@ PLAIN = {
     "(h//2)": "(h//2)",
     "(b*h)//b + 0*(past//(past + 1))": "h",
     PADDED: PADDED,
+    "min(50, (h//2)*(w//2))": 50,
+    "min(500, (h//2)*(w//2))": "min(500, (h//2)*(w//2))",
 }  # fmt: skip
 
 
@@ -342,5 +344,6 @@ def test_output_sizes_as_one_dim(size) -> None:
     got = plain_size(size, dims, ())
     assert got == PLAIN[size]
     sizes = {"b": np.arange(1, 65), "h": np.arange(40, 104), "w": np.arange(127, 63, -1), "past": 3}
-    assert (eval(got, {}, sizes) == eval(size, {}, sizes)).all()
+    sizes["min"] = np.minimum
+    assert (eval(str(got), {}, sizes) == eval(size, {}, sizes)).all()
     assert plain_size(7, dims, ()) == 7
