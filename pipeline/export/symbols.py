@@ -252,6 +252,8 @@ def apply_names(
                     )
                 if isinstance(size, str):
                     dim.dim_param = size
+                elif dim.dim_param:
+                    dim.dim_value = size
             elif dim.dim_param:
                 text = dim.dim_param
                 if text not in cache:
